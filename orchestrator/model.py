@@ -1,0 +1,424 @@
+"""The words of specctl as types: run ids, paths, what was asked, what was seen, and the verdict.
+
+Pure: no clock, no process, no file is touched here. Both sides import it: the laptop, and the agent in the container,
+so it needs nothing but the standard library. Times are Unix seconds of the *container's* clock unless a name says
+otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, TypeVar, Union
+
+SCHEMA_VERSION = 1
+RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,78}[a-z0-9])?")
+
+T = TypeVar("T")
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def slugify(text: str) -> str:
+    """`text` as a part of a run id: lower-case letters, digits and single dashes, at most 40 characters."""
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
+    return slug or "run"
+
+
+def make_run_id(slug: str, now: datetime, entropy: str) -> str:
+    """A run id that sorts by time: `20261129-143512-smollm2-cpu-3fa9`.
+
+    `now` is UTC; `entropy` is a few hex digits that keep two launches of one second apart.
+    """
+    return f"{now:%Y%m%d-%H%M%S}-{slugify(slug)}-{slugify(entropy)}"
+
+
+def is_run_id(text: str) -> bool:
+    return RUN_ID_PATTERN.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkPaths:
+    """Every path of a target's workdir. `workdir` is absolute on the target."""
+
+    workdir: str
+
+    @property
+    def runs(self) -> str:
+        return f"{self.workdir}/runs"
+
+    def agent(self, agent_hash: str) -> str:
+        return f"{self.workdir}/agents/{agent_hash}"
+
+    def bundle(self, bundle_hash: str) -> str:
+        return f"{self.workdir}/bundles/{bundle_hash}"
+
+    def env(self, env_hash: str) -> str:
+        return f"{self.workdir}/envs/{env_hash}"
+
+    def tmux_socket(self, uid: int) -> str:
+        """One tmux server a user: tmux refuses a socket that another user owns."""
+        return f"{self.workdir}/tmux-{uid}"
+
+    def run(self, run_id: str) -> RunPaths:
+        return RunPaths(root=f"{self.runs}/{run_id}", run_id=run_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPaths:
+    """Every file name of a run directory: the contract between agent, supervisor, trainer and laptop."""
+
+    root: str
+    run_id: str
+
+    @property
+    def record(self) -> str:
+        return f"{self.root}/run.json"
+
+    @property
+    def events(self) -> str:
+        return f"{self.root}/events.jsonl"
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.root}/metrics.jsonl"
+
+    @property
+    def heartbeat(self) -> str:
+        return f"{self.root}/heartbeat.json"
+
+    @property
+    def exit(self) -> str:
+        return f"{self.root}/exit.json"
+
+    @property
+    def supervisor(self) -> str:
+        """Who supervises and what was spawned: pids with their start times."""
+        return f"{self.root}/supervisor.json"
+
+    @property
+    def scan(self) -> str:
+        """What the supervisor has read out of the log so far, so that a probe costs the same at any log size."""
+        return f"{self.root}/scan.json"
+
+    @property
+    def stop(self) -> str:
+        """The request to stop: who asked, when, with what grace period."""
+        return f"{self.root}/stop.json"
+
+    @property
+    def start_lock(self) -> str:
+        return f"{self.root}/start.lock"
+
+    @property
+    def env(self) -> str:
+        """Mode 0600, read once by the supervisor and then deleted: it may hold secrets."""
+        return f"{self.root}/env"
+
+    @property
+    def code(self) -> str:
+        """This run's own copy of the bundle's project files: the program's working directory."""
+        return f"{self.root}/code"
+
+    def log(self, attempt: int) -> str:
+        return f"{self.root}/{self.run_id}.a{attempt}.log"
+
+    def index(self, attempt: int) -> str:
+        return f"{self.root}/{self.run_id}.a{attempt}.idx"
+
+
+# --- what was asked -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """What the laptop asks an agent to start. Values of secrets travel beside it, never in it."""
+
+    run_id: str
+    nonce: str
+    argv: list[str]
+    target: str
+    owner: str
+    bundle: str
+    """Content hash of the deployed code; the agent verifies it before anything starts."""
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    """Names only."""
+    note: str = ""
+    config_path: str | None = None
+    config_text: str | None = None
+    git_commit: str | None = None
+    git_diff: str | None = None
+    env_hash: str | None = None
+    gpus: list[int] = field(default_factory=list)
+    patterns: dict[str, str] = field(default_factory=dict)
+    """Extra grammar for steps in a foreign log: name (step, tok_s, loss, worker) -> regular expression with one group."""
+    specctl_version: str = ""
+
+
+# --- what was seen: records of the run directory and of /proc -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process of a run's tree. `start_ticks` is field 22 of /proc/PID/stat: with it a pid is never mistaken."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    state: str
+    """One letter of /proc/PID/stat: R S D Z T ..."""
+    marked: bool = False
+    """Its environment carries this run's id and nonce."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in ("Z", "X")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """An exception seen in the text of a log. It is the run's failure only if a process or a worker ended with it."""
+
+    type: str
+    message: str
+    traceback: str
+    fingerprint: str
+    """Hash of the type and of the frames (file, function), so that the same bug looks the same in two runs."""
+    offset: int
+    """Byte offset in the log of the first line of the traceback."""
+    at: float
+    worker: str | None = None
+    before_first_step: bool = False
+    hint: str | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """What the log said of one worker (a trainer thread or rank)."""
+
+    name: str
+    step: int | None = None
+    step_at: float | None = None
+    tok_s: float | None = None
+    loss: float | None = None
+    died_at: float | None = None
+    """Set by "Exception in thread NAME", cleared when the worker steps again."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSummary:
+    """What has been read out of a log up to `offset`. Constant size: a status costs the same at 1 KB and at 10 GB."""
+
+    offset: int = 0
+    lines: int = 0
+    phase: str | None = None
+    phase_at: float | None = None
+    step: int | None = None
+    step_at: float | None = None
+    steps_seen: int = 0
+    """How often the step advanced: 2 or more is progress, not only a sign of life."""
+    loss: float | None = None
+    tok_s: float | None = None
+    tok_s_median: float | None = None
+    """Median of this run's own figures, warm-up excluded."""
+    step_interval_s: float | None = None
+    """Median time between two steps."""
+    workers: list[Worker] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """The first few findings, in order; `findings_total` counts all."""
+    findings_total: int = 0
+    nonfinite_step: int | None = None
+    """The first step whose loss was nan or inf."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogFile:
+    """This attempt's log, and whether it is this attempt's."""
+
+    path: str
+    size: int
+    modified_at: float
+    verified: bool
+    """Header, nonce, device and inode agree with what the supervisor recorded."""
+    why: str | None = None
+    """Why it is not verified: replaced, truncated, missing, another nonce."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignLog:
+    """A log the program writes by itself. Only what comes after `base` is this run's."""
+
+    path: str
+    base: int
+    """Offset from which the bytes are this run's."""
+    before: int
+    """Bytes that were in the file before this run; they are never shown as this run's."""
+    truncated: bool
+    """The program emptied the file when it opened it: the bytes from before are gone."""
+    exact: bool
+    """False when the file was first seen only after the program had opened it: some bytes before `base` may be its."""
+    device: int
+    inode: int
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """What the trainer last said of itself, if its nonce is this attempt's."""
+
+    phase: str
+    step: int | None
+    at: float
+    gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequest:
+    at: float
+    by: str
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitRecord:
+    """How an attempt ended, from the supervisor (or from the agent, when nothing could be started)."""
+
+    at: float
+    code: int | None = None
+    signal: int | None = None
+    never_started: str | None = None
+    """Why the program never ran; `code` and `signal` are then None."""
+    stopped: bool = False
+    """A stop was asked for before the end."""
+    oom_kills: int = 0
+    """How many kills for memory the container's cgroup counted during the attempt."""
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Everything one look at one run saw. `health.judge` turns it into a verdict; nothing else may."""
+
+    run_id: str
+    attempt: int
+    nonce: str
+    observed_at: float
+    created_at: float
+    target: str
+    owner: str
+    note: str
+    argv: list[str]
+    exit: ExitRecord | None
+    stop: StopRequest | None
+    same_boot: bool | None
+    """Whether the container has been up since the attempt started; None when no start was recorded."""
+    supervisor_alive: bool
+    program: Process | None
+    """The process that was spawned, as it is now; None when it was never spawned or is gone."""
+    program_seen: bool
+    """Whether a spawn was recorded at all."""
+    tree: list[Process]
+    """Every living process of the run."""
+    log: LogFile
+    summary: LogSummary
+    foreign_logs: list[ForeignLog] = field(default_factory=list)
+    heartbeat: Heartbeat | None = None
+    gpus_declared: list[int] = field(default_factory=list)
+    gpu_devices: list[str] = field(default_factory=list)
+    """/dev/nvidiaN that processes of this run hold open."""
+    oom_kills: int = 0
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------
+
+StateName = Literal[
+    "QUEUED", "STARTING", "RUNNING", "DEGRADED", "STALLED", "STOPPING",
+    "SUCCEEDED", "FAILED", "STOPPED", "KILLED", "NEVER_STARTED", "LOST",
+    "UNREACHABLE",
+]  # fmt: skip
+LIVE: frozenset[str] = frozenset({"QUEUED", "STARTING", "RUNNING", "DEGRADED", "STALLED", "STOPPING"})
+ENDED: frozenset[str] = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "KILLED", "NEVER_STARTED", "LOST"})
+
+Rung = Literal["none", "accepted", "session", "process", "log", "gpu", "step"]
+RUNGS: tuple[Rung, ...] = ("none", "accepted", "session", "process", "log", "gpu", "step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """One thing that was seen: what, its value, and when (container clock)."""
+
+    what: str
+    value: str
+    observed_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What may be said of a run, and why."""
+
+    state: StateName
+    why: str
+    """One clause that names the evidence: `step 12, 310 tok/s` or `exit code 3`."""
+    observed_at: float
+    step: int | None = None
+    tok_s: float | None = None
+    loss: float | None = None
+    last_progress_at: float | None = None
+    workers_alive: int = 0
+    workers_total: int = 0
+    workers_gone: list[str] = field(default_factory=list)
+    error: Finding | None = None
+    """The failure: what a process or worker ended with. Findings that ended nothing are not here."""
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass of this module as plain JSON values."""
+    return dataclasses.asdict(value)
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """The dataclass `cls` from what `to_json` made. Unknown keys are ignored, so that an older laptop reads a newer
+    agent; a missing key without a default raises `KeyError`, a wrong shape `TypeError`."""
+    result: T = _load(cls, data)
+    return result
+
+
+def _load(hint: Any, data: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if data is None:
+            return None
+        return _load(next(arm for arm in typing.get_args(hint) if arm is not type(None)), data)
+    if origin is list:
+        return [_load(typing.get_args(hint)[0], item) for item in data]
+    if origin is dict:
+        return {key: _load(typing.get_args(hint)[1], item) for key, item in data.items()}
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(data, dict):
+            raise TypeError(f"{hint} needs an object, not {type(data).__name__}")
+        hints = typing.get_type_hints(hint)
+        values = {}
+        for spec in dataclasses.fields(hint):
+            if spec.name in data:
+                values[spec.name] = _load(hints[spec.name], data[spec.name])
+            elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+                raise KeyError(spec.name)
+        return typing.cast(Any, hint)(**values)
+    if hint is float and isinstance(data, int):
+        return float(data)
+    return data
