@@ -46,9 +46,9 @@ class TypedYamlError(ValueError):
         self.problem, self.file, self.line, self.key = problem, file, line, key
 
 
-def load(path: str | Path, model: type[M]) -> M:
-    """The file as a `model`. Raises `TypedYamlError`, also when the file cannot be read."""
-    name = str(path)
+def load(path: str | Path, model: type[M], *, name: str | None = None) -> M:
+    """The file as a `model`; `name` stands for it in messages. Raises `TypedYamlError`, also when it cannot be read."""
+    name = name or str(path)
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -164,7 +164,8 @@ def _problem(error: ErrorDetails, cause: object, model: type[BaseModel]) -> str:
     if isinstance(cause, Exception):
         return " ".join(str(cause).split())
     if kind in _SHAPES:
-        return f"{_SHAPES[kind]}, is {show(error['input'])}"
+        advice = "; write {} for one without keys" if error["input"] is None and "mapping" in _SHAPES[kind] else ""
+        return f"{_SHAPES[kind]}, is {show(error['input'])}{advice}"
     wanted = error["msg"].replace("Input should be", "must be", 1)
     return f"{' '.join(wanted.split())}, is {show(error['input'])}"
 
