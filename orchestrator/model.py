@@ -157,7 +157,7 @@ class RunSpec:
     env_hash: str | None = None
     gpus: list[int] = field(default_factory=list)
     patterns: dict[str, str] = field(default_factory=dict)
-    """Extra grammar for steps in a foreign log: name (step, tok_s, loss, worker) -> regular expression with one group."""
+    """Extra grammar for the steps of a foreign log: step, tok_s, loss or worker -> regular expression with one group."""
     specctl_version: str = ""
 
 
@@ -304,6 +304,44 @@ class ExitRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramExit:
+    """How the spawned process itself ended; others of its tree may live on."""
+
+    at: float
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisorRecord:
+    """Who supervises an attempt, and what it spawned (supervisor.json)."""
+
+    attempt: int
+    nonce: str
+    pid: int
+    start_ticks: int
+    boot: str
+    """The container's boot identity when the attempt started."""
+    started_at: float
+    log_device: int
+    log_inode: int
+    header_bytes: int
+    oom_kills: int = 0
+    program_pid: int | None = None
+    program_start_ticks: int | None = None
+    program_exit: ProgramExit | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowedLog:
+    """One log the supervisor reads, and what it has read out of it (an entry of scan.json)."""
+
+    summary: LogSummary
+    foreign: ForeignLog | None = None
+    """None: the run's own log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """Everything one look at one run saw. `health.judge` turns it into a verdict; nothing else may."""
 
@@ -335,6 +373,9 @@ class Probe:
     gpu_devices: list[str] = field(default_factory=list)
     """/dev/nvidiaN that processes of this run hold open."""
     oom_kills: int = 0
+    """Kills for memory in the container since the attempt started."""
+    program_exit: ProgramExit | None = None
+    """The spawned process has ended; `exit` follows once nothing of the run is left."""
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""Files as the contract has them: replaced whole, appended whole, read leniently.
+
+A reader of a run directory meets files that are being written, were cut by a full disk or a crash, or are missing;
+each of these is an answer here, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def write_whole(path: str, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+    """Replaces `path` by `data`: a reader sees the old content or the new, never a part."""
+    aside = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(fd)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def write_json(path: str, value: Any, *, durable: bool = False) -> None:
+    write_whole(path, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n", durable=durable)
+
+
+def create_json(path: str, value: Any) -> bool:
+    """Writes `path` unless it exists, whole or not at all; returns whether it was written."""
+    aside = f"{path}.{os.getpid()}.tmp"
+    write_whole(aside, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n", durable=True)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(aside)
+    return True
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """The object in `path`; None when it is missing or is not one whole JSON object."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class JsonLines:
+    """An append-only file of JSON lines. One write a line with O_APPEND: two writers never mix within a line."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append(self, value: Any) -> None:
+        os.write(self._fd, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n")

@@ -1,0 +1,82 @@
+"""One request in, frames out: the verbs the agent knows, and how their errors travel.
+
+`boot.py` calls `main` in the process it started in. Each verb is a module with `run(call)`; a module is imported only
+when it is asked for, so that a probe never pays for libtmux.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from orchestrator import frames
+from orchestrator.model import WorkPaths
+
+VERBS = ("probe", "put", "prepare", "start", "logs", "stop")
+
+
+class Refusal(Exception):
+    """The verb cannot be done here, and why. `kind` names the laptop's error class: preflight, notfound, bundle."""
+
+    def __init__(self, kind: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.hint = kind, message, hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One request, and how to answer it."""
+
+    request: dict[str, Any]
+    payload: BinaryIO
+    """What follows the request's line on stdin."""
+    paths: WorkPaths
+    emit: Callable[[dict[str, Any]], None]
+    """Sends one frame. The last frame of a call carries `final: true`."""
+
+
+def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
+    # An agent whose laptop has gone must not stay for ever: closing the channel stops nothing in a container.
+    if deadline_s := request.get("deadline_s"):
+        signal.alarm(max(1, int(deadline_s)))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    token = str(request["token"])
+
+    def emit(frame: dict[str, Any]) -> None:
+        sys.stdout.buffer.write(frames.encode(token, frame))
+        sys.stdout.buffer.flush()
+
+    verb = str(request["verb"])
+    try:
+        if verb not in VERBS:
+            raise Refusal("bug", f"the agent has no verb {verb!r}")
+        module = importlib.import_module(f"orchestrator.agent.{verb}")
+        module.run(Call(request=request, payload=payload, paths=WorkPaths(workdir=workdir), emit=emit))
+    except Refusal as refusal:
+        emit({"final": True, "error": {"kind": refusal.kind, "message": refusal.message, "hint": refusal.hint}})
+    except OSError as error:
+        emit({"final": True, "error": {"kind": "preflight", "message": _describe(error), "hint": _os_hint(error)}})
+    except Exception:
+        emit({"final": True, "error": {"kind": "bug", "message": traceback.format_exc(), "hint": None}})
+    return 0
+
+
+def _describe(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{os.strerror(error.errno) if error.errno else error}"
+
+
+def _os_hint(error: OSError) -> str | None:
+    import errno
+
+    return {
+        errno.ENOSPC: "make room in the target's workdir",
+        errno.EROFS: "the workdir is read-only there: choose another `workdir:` in hosts.yaml",
+        errno.EACCES: "check who owns the workdir there, and `user:` in hosts.yaml",
+    }.get(error.errno or 0)

@@ -1,0 +1,86 @@
+"""`put`: a bundle arrives as a tar on stdin, and stands under its hash only if that is its hash.
+
+Without a payload it answers whether the bundle is there, so that nothing travels twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+
+from orchestrator.agent.main import Call, Refusal
+from orchestrator.manifest import Entry, bundle_hash
+
+COMPLETE = ".complete"
+
+
+def run(call: Call) -> None:
+    wanted = str(call.request["bundle"])
+    home = call.paths.bundle(wanted)
+    if call.request.get("ask"):
+        call.emit({"final": True, "present": os.path.exists(os.path.join(home, COMPLETE))})
+        return
+    aside = f"{home}.{os.getpid()}.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    os.makedirs(aside)
+    try:
+        with tarfile.open(fileobj=call.payload, mode="r|") as tar:
+            tar.extractall(aside, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(aside)
+        found = bundle_hash(scan(aside))
+        if found != wanted:
+            raise Refusal("bundle", f"the bundle arrived damaged: its content hash is {found}, not {wanted}")
+        with open(os.path.join(aside, COMPLETE), "wb") as marker:
+            os.fsync(marker.fileno())
+        if os.path.exists(home) and not os.path.exists(os.path.join(home, COMPLETE)):
+            shutil.rmtree(home)
+        try:
+            os.rename(aside, home)
+        except OSError:
+            if not os.path.exists(os.path.join(home, COMPLETE)):  # else somebody has put the same bundle meanwhile
+                raise
+    except tarfile.TarError as error:
+        raise Refusal("bundle", f"the bundle arrived damaged: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    call.emit({"final": True, "present": True})
+
+
+def verify(home: str, wanted: str) -> None:
+    """Raises `Refusal` unless the files under `home` are exactly the bundle `wanted`."""
+    if not os.path.exists(os.path.join(home, COMPLETE)):
+        raise Refusal("bundle", f"bundle {wanted} is not on the target", "launch again: it is sent when it is missing")
+    found = bundle_hash(scan(home))
+    if found != wanted:
+        raise Refusal(
+            "bundle",
+            f"the files of bundle {wanted} have been changed on the target (their hash is now {found})",
+            f"remove {home} there and launch again",
+        )
+
+
+def scan(root: str) -> list[Entry]:
+    """What stands under `root`, as a bundle's entries; bytecode and the marker are not content."""
+    entries = []
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name not in links and name != "__pycache__"]
+        for name in names + links:
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, root)
+            if relative == COMPLETE:
+                continue
+            if os.path.islink(path):
+                content, kind = os.fsencode(os.readlink(path)), "link"
+                entries.append(Entry(path=relative, kind="link", sha256=hashlib.sha256(content).hexdigest()))
+                continue
+            digest = hashlib.sha256()
+            with open(path, "rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            kind = "program" if os.stat(path).st_mode & 0o100 else "file"
+            entries.append(
+                Entry(path=relative, kind="program" if kind == "program" else "file", sha256=digest.hexdigest())
+            )
+    return entries

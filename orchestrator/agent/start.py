@@ -1,0 +1,179 @@
+"""`start`: from a verified bundle to a supervised program, exactly once for one run id.
+
+A launch whose reply was lost is repeated by the laptop; the second call finds the first one's record and adopts it. A
+lock file, not tmux's name check, decides who is first: a second tmux server would accept the same name again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+from orchestrator.agent import files, put, records, system
+from orchestrator.agent.main import Call, Refusal
+from orchestrator.model import SCHEMA_VERSION, ExitRecord, RunPaths, RunSpec, from_json, is_run_id, to_json
+
+SESSION_S = 10.0
+"""How long the supervisor may take to open the log and spawn the program."""
+SOCKET_BYTES = 107
+"""The longest path of a Unix socket."""
+OLDEST_TMUX = (3, 2)
+
+
+def run(call: Call) -> None:
+    spec = from_json(RunSpec, call.request["spec"])
+    if not is_run_id(spec.run_id):
+        raise Refusal("bug", f"{spec.run_id!r} is not a run id")
+    paths = call.paths.run(spec.run_id)
+    tmux, version = find_tmux()
+    socket = call.paths.tmux_socket(os.geteuid())
+    if len(socket.encode()) > SOCKET_BYTES:
+        raise Refusal(
+            "preflight",
+            f"the workdir's path is too long for a tmux socket: {socket} has {len(socket.encode())} bytes, "
+            f"{SOCKET_BYTES} are possible",
+            "choose a shorter `workdir:` in hosts.yaml",
+        )
+    bundle = call.paths.bundle(spec.bundle)
+    put.verify(bundle, spec.bundle)
+    os.makedirs(paths.root, exist_ok=True)
+    with open(paths.start_lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        adopted = _record(call, spec, paths, bundle, version)
+        if records.supervisor(paths) is None and records.exit_record(paths) is None:
+            try:
+                _session(tmux, socket, spec, paths)
+            except Exception as error:
+                why = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+                files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
+    ended = records.exit_record(paths)
+    call.emit({
+        "final": True, "adopted": adopted, "root": paths.root, "log": paths.log(1), "session": spec.run_id,
+        "socket": socket, "now": time.time(), "never_started": ended.never_started if ended else None,
+    })  # fmt: skip
+
+
+def find_tmux() -> tuple[str, str]:
+    """(path, version) of a tmux that is new enough; raises `Refusal`."""
+    tmux = system.which("tmux")
+    if tmux is None:
+        raise Refusal(
+            "preflight", f"tmux not found (searched {system.search_path()})", "install it there: apt-get install tmux"
+        )
+    text = subprocess.run([tmux, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False).stdout
+    number = re.search(r"(\d+)\.(\d+)", text)
+    if number and (int(number[1]), int(number[2])) < OLDEST_TMUX:
+        raise Refusal("preflight", f"{text.strip()} is too old; specctl needs tmux 3.2 or newer")
+    return tmux, text.strip()
+
+
+def _record(call: Call, spec: RunSpec, paths: RunPaths, bundle: str, tmux_version: str) -> bool:
+    """Makes run.json and everything beside it, once. Returns whether they were there: this call then adopts."""
+    existing = files.read_json(paths.record)
+    if existing is not None:
+        if existing["spec"]["nonce"] != spec.nonce:
+            raise Refusal("preflight", f"run id {spec.run_id} is taken by another launch", "launch again")
+        return True
+    shutil.rmtree(paths.code, ignore_errors=True)
+    project = os.path.join(bundle, "project")
+    if os.path.isdir(project):
+        shutil.copytree(project, paths.code, symlinks=True)
+    else:
+        os.makedirs(paths.code)
+    argv = list(spec.argv)
+    environ = _environ(call, spec, paths, bundle)
+    if spec.config_text is not None:
+        config = os.path.join(paths.root, "config.yaml")
+        files.write_whole(config, spec.config_text.encode("utf-8"))
+        argv = [word.replace("{config}", config) for word in argv]
+    _write_environ(paths.env, environ)
+    files.create_json(
+        paths.record,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "spec": to_json(spec),
+            "argv": argv,
+            "cwd": paths.code,
+            "created_at": time.time(),
+            "workdir": call.paths.workdir,
+            "versions": {"python": platform.python_version(), "tmux": tmux_version, "kernel": platform.release()},
+        },
+    )
+    return False
+
+
+def _environ(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[str, str]:
+    environ = system.base_environ(scrub=bool(call.request.get("scrub")))
+    python = call.request.get("python")
+    if spec.env_hash is not None:
+        python = os.path.join(call.paths.env(spec.env_hash), "bin", "python")
+        environ["VIRTUAL_ENV"] = call.paths.env(spec.env_hash)
+    if python:
+        environ["PATH"] = os.path.dirname(python) + os.pathsep + environ["PATH"]
+    if spec.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in spec.gpus)
+    # Bytecode beside the bundle's files would change what the bundle's hash says of them.
+    environ["PYTHONPYCACHEPREFIX"] = os.path.join(call.paths.workdir, "pycache")
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (f"{bundle}/trainer", environ.get("PYTHONPATH"))))
+    environ.update(spec.env)
+    environ.update({str(name): str(value) for name, value in (call.request.get("secrets") or {}).items()})
+    environ.update(
+        PYTHONUNBUFFERED="1", SPECCTL_RUN_ID=spec.run_id, SPECCTL_RUN_DIR=paths.root, SPECCTL_ATTEMPT="1",
+        SPECCTL_NONCE=spec.nonce,
+    )  # fmt: skip
+    return environ
+
+
+def _write_environ(path: str, environ: dict[str, str]) -> None:
+    items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
+    files.write_whole(path, b"\0".join(items), mode=0o600)
+
+
+def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:
+    """Starts the supervisor as the command of a tmux session of the run's exact name, and waits for its record."""
+    # The server keeps the environment of whoever starts it, for all later sessions: give it a plain one. libtmux reads
+    # its separator when it is imported; the default is not ASCII, and a client without a UTF-8 locale mangles it.
+    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME") if name in os.environ}
+    os.environ.clear()
+    os.environ.update(keep, PATH=os.pathsep.join(system.PATH), LC_ALL="C.UTF-8", SHELL="/bin/sh", TERM="screen")
+    os.environ["LIBTMUX_TMUX_FORMAT_SEPARATOR"] = "|+|"
+    import libtmux
+
+    server = libtmux.Server(socket_path=socket, config_file="/dev/null", tmux_bin=tmux)
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    entry = f"import sys; sys.path.insert(0, {home!r}); from orchestrator.agent.supervise import main; sys.exit(main({paths.root!r}))"
+    argv = [sys.executable, "-I", "-S", "-c", entry]
+    said = ""
+    if not _session_exists(server, spec.run_id):
+        try:
+            server.new_session(
+                session_name=spec.run_id, window_command=shlex.join(argv), start_directory=paths.root, attach=False
+            )
+        except Exception as error:  # libtmux may raise after the session was made: what counts is what is there
+            said = f"{type(error).__name__}: {error}"
+    deadline = time.monotonic() + SESSION_S
+    while time.monotonic() < deadline:
+        record = records.supervisor(paths)
+        if (record is not None and record.program_pid is not None) or records.exit_record(paths) is not None:
+            return
+        if record is None and said and not _session_exists(server, spec.run_id):
+            raise Refusal("preflight", f"tmux could not start the session: {said}")
+        time.sleep(0.02)
+    if records.supervisor(paths) is None:
+        where = "the session is there" if _session_exists(server, spec.run_id) else "the session is gone"
+        raise Refusal("preflight", f"the supervisor did not report within {SESSION_S:.0f} s ({where})", said or None)
+
+
+def _session_exists(server: object, name: str) -> bool:
+    """By exact name: tmux itself would take a prefix for the whole."""
+    try:
+        return any(session.session_name == name for session in server.sessions)  # type: ignore[attr-defined]
+    except Exception:  # no server yet
+        return False

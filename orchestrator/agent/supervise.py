@@ -1,0 +1,302 @@
+"""The supervisor: owns a run's process tree, its log and its records; the first process of the run's session.
+
+It outlives the tmux server and the laptop, and the program outlives it: the program has its own session, and its output
+goes straight onto the log, never through a pipe that somebody must drain.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from orchestrator.agent import files, foreign, proc, records
+from orchestrator.agent.follow import Follower
+from orchestrator.logscan import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
+from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
+
+PR_SET_CHILD_SUBREAPER = 36
+QUICK_S = 3.0
+"""How long after the start everything is looked at often: this is when programs die and logs are opened."""
+INDEX_BYTES = 1 << 20
+INDEX_S = 30.0
+
+
+def main(run_root: str) -> int:
+    run_id = os.path.basename(run_root)
+    paths = RunPaths(root=run_root, run_id=run_id)
+    found = records.spec(paths)
+    if found is None:
+        return 1
+    for name in ("SIGHUP", "SIGTERM", "SIGINT"):
+        # The end of the tmux server, of the container or a Ctrl-C in an attached pane must not cost the record.
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        return Supervisor(paths, found[0], found[1]).run()
+    except OSError as error:
+        why = f"the supervisor failed: {error.filename or ''}: {os.strerror(error.errno or 0)}"
+        files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
+        return 1
+
+
+class Supervisor:
+    """One attempt, from the first line of its log to its exit record."""
+
+    def __init__(self, paths: RunPaths, spec: RunSpec, record: dict[str, Any]) -> None:
+        self.paths, self.spec = paths, spec
+        self.argv: list[str] = record["argv"]
+        self.cwd: str = record["cwd"]
+        self.attempt = 1
+        self.events = files.JsonLines(paths.events)
+        self.metrics = files.JsonLines(paths.metrics)
+        self.index = files.JsonLines(paths.index(self.attempt))
+        self.followers: list[Follower] = []
+        self.known_logs: set[tuple[int, int]] = set()
+        self.orphan_codes: list[int] = []
+        self.echo_from = 0
+        os.set_blocking(1, False)  # a terminal that nobody drains must never hold up the records
+        self.indexed = (0, time.time())
+
+    # --- the attempt ------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        environ = self._take_environment()
+        boot = proc.boot_identity()
+        started_at = time.time()
+        log_fd = os.open(
+            self.paths.log(self.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        header = records.header(
+            run_id=self.spec.run_id, attempt=self.attempt, nonce=self.spec.nonce, bundle=self.spec.bundle, boot=boot,
+            started_at=started_at,
+        )  # fmt: skip
+        os.write(log_fd, header)
+        stat, own = os.fstat(log_fd), proc.stat(os.getpid())
+        self.known_logs.add((stat.st_dev, stat.st_ino))
+        self.record = SupervisorRecord(
+            attempt=self.attempt, nonce=self.spec.nonce, pid=os.getpid(), start_ticks=own[0].start_ticks if own else 0,
+            boot=boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
+            header_bytes=len(header), oom_kills=proc.oom_kills(),
+        )  # fmt: skip
+        self._save_record()
+        self.before = foreign.snapshot(self.cwd, self.argv)
+        self.followers.append(Follower(self.paths.log(self.attempt), patterns=self.spec.patterns))
+        try:
+            program = subprocess.Popen(
+                self.argv, cwd=self.cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log_fd, stderr=log_fd,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return self._never_started(error, environ)
+        os.close(log_fd)
+        spawned = proc.stat(program.pid)
+        self.record = dataclasses.replace(
+            self.record, program_pid=program.pid, program_start_ticks=spawned[0].start_ticks if spawned else None
+        )
+        self._save_record()
+        self._event("started", pid=program.pid, argv=self.argv)
+        ending = self._watch(program)
+        files.create_json(self.paths.exit, to_json(ending))
+        self._event("ended", **to_json(ending))
+        self._echo(b"\nspecctl: the run has ended; this window closes with the session.\n")
+        return 0
+
+    def _take_environment(self) -> dict[str, str]:
+        """The program's environment, from a file that only this user could read and that is gone afterwards."""
+        with open(self.paths.env, "rb") as file:
+            items = file.read().split(b"\0")
+        os.unlink(self.paths.env)
+        environ = {}
+        for item in items:
+            name, separator, value = item.partition(b"=")
+            if separator:
+                environ[os.fsdecode(name)] = os.fsdecode(value)
+        return environ
+
+    def _never_started(self, error: OSError, environ: dict[str, str]) -> int:
+        program = self.argv[0]
+        why = f"{program}: {os.strerror(error.errno or 0)}"
+        if error.filename == self.cwd:
+            why = f"working directory {self.cwd}: {os.strerror(error.errno or 0)}"
+        elif isinstance(error, FileNotFoundError) and "/" not in program:
+            why = f"{program}: not found (searched {environ.get('PATH', '')})"
+        elif isinstance(error, FileNotFoundError) and os.path.exists(program):
+            why = f"{program}: its interpreter (the #! line) does not exist"
+        files.create_json(self.paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
+        self._event("ended", never_started=why)
+        self._write_scan()
+        return 1
+
+    def _watch(self, program: subprocess.Popen[bytes]) -> ExitRecord:
+        """Follows the run until nothing of it is left, and says how it ended."""
+        begun = time.monotonic()
+        waiter = select.poll()
+        try:
+            waiter.register(os.pidfd_open(program.pid), select.POLLIN)
+        except OSError:  # a kernel or sandbox without pidfds: the timeouts below do the same, a little later
+            pass
+        next_look, written_at = 0.0, 0.0
+        while True:
+            quick = time.monotonic() - begun < QUICK_S
+            behind = any(follower.behind for follower in self.followers)
+            ended = self.record.program_exit is not None
+            if not behind:
+                time.sleep(0.02 if quick else 0.1) if ended else waiter.poll(20 if quick else 250)
+            now = time.time()
+            self._reap(program, now)
+            if time.monotonic() >= next_look:
+                self._find_logs(proc.descendants(os.getpid(), self.spec.nonce))
+                next_look = time.monotonic() + (0.02 if quick else 2.0)
+            events = [event for follower in self.followers for event in follower.advance(now)]
+            self._record_events(events, now)
+            if events or (behind and time.monotonic() - written_at > 1.0):
+                self._write_scan()
+                written_at = time.monotonic()
+            self._mark_index(now)
+            self._echo_log()
+            if ended and not proc.descendants(os.getpid(), self.spec.nonce):
+                if not proc.tree(self.spec.nonce, os.getpid()):
+                    break
+                time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
+        while any(follower.behind for follower in self.followers):
+            self._record_events([e for follower in self.followers for e in follower.advance(time.time())], time.time())
+        now = time.time()
+        self._record_events([event for follower in self.followers for event in follower.scanner.finish(now)], now)
+        self._write_scan()
+        self._mark_index(now, force=True)
+        self._echo_log()
+        return self._ending(now)
+
+    def _reap(self, program: subprocess.Popen[bytes], now: float) -> None:
+        """Collects every child that has ended: the program, and the orphans the supervisor inherited."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid != program.pid:
+                if self.record.program_exit is not None:
+                    self.orphan_codes.append(code)
+                continue
+            program.returncode = code
+            self.record = dataclasses.replace(
+                self.record,
+                program_exit=ProgramExit(
+                    at=now, code=code if code >= 0 else None, signal=-code if code < 0 else None
+                ),
+            )  # fmt: skip
+            self._save_record()
+            self._event("program_ended", code=code)
+
+    def _ending(self, now: float) -> ExitRecord:
+        """The program's own ending; if it left well and others lived on, the first of those that ended badly."""
+        ended = self.record.program_exit
+        assert ended is not None
+        code, number = ended.code, ended.signal
+        if code == 0:
+            bad = next((orphan for orphan in self.orphan_codes if orphan != 0), 0)
+            code, number = (bad, None) if bad >= 0 else (None, -bad)
+        steps = [follower.scanner.summary().step for follower in self.followers]
+        return ExitRecord(
+            at=now, code=code, signal=number, stopped=records.stop_request(self.paths) is not None,
+            oom_kills=max(0, proc.oom_kills() - self.record.oom_kills),
+            last_step=max((step for step in steps if step is not None), default=None),
+        )  # fmt: skip
+
+    # --- what is written --------------------------------------------------------------------------------------------
+
+    def _save_record(self) -> None:
+        files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
+
+    def _event(self, event: str, **fields: Any) -> None:
+        self.events.append({
+            "time": time.time(), "source": "supervisor", "attempt": self.attempt, "nonce": self.spec.nonce,
+            "event": event, **fields,
+        })  # fmt: skip
+
+    def _find_logs(self, tree: list[proc.Process]) -> None:
+        for log in foreign.find(
+            tree, before=self.before, known=self.known_logs, run_root=self.paths.root, started_at=self.record.started_at
+        ):
+            try:
+                self.followers.append(Follower(log.path, foreign=log, patterns=self.spec.patterns))
+            except OSError:
+                continue
+            self._event("log_found", **to_json(log))
+            self._write_scan()
+
+    def _record_events(self, events: list[Event], now: float) -> None:
+        if not events:
+            return
+        # A trainer that keeps its heartbeat writes its own metrics; every other program's are read from its lines.
+        own_metrics = records.heartbeat(self.paths, self.spec.nonce) is not None
+        for event in events:
+            if isinstance(event, StepEvent):
+                if not own_metrics:
+                    row = {
+                        name: value if value is None or math.isfinite(value) else None
+                        for name, value in (
+                            ("loss", event.loss), ("tok_s", event.tok_s), ("lr", event.lr),
+                            ("grad_norm", event.grad_norm),
+                        )
+                    }  # fmt: skip
+                    self.metrics.append({
+                        "time": now, "source": "log", "attempt": self.attempt, "nonce": self.spec.nonce,
+                        "step": event.step, "worker": event.worker, **row,
+                    })  # fmt: skip
+            elif isinstance(event, PhaseEvent):
+                self._event("phase", phase=event.phase, fields=dict(event.fields))
+            elif isinstance(event, WorkerUp):
+                self._event("worker_up", worker=event.name)
+            elif isinstance(event, WorkerDown):
+                self._event("worker_down", worker=event.name)
+            elif isinstance(event, FindingEvent):
+                self._event("exception", **to_json(event.finding))
+
+    def _write_scan(self) -> None:
+        logs = [follower.followed() for follower in self.followers]
+        records.write_followed(self.paths, self.spec.nonce, self.attempt, logs)
+
+    def _mark_index(self, now: float, *, force: bool = False) -> None:
+        own = self.followers[0]
+        grown = own.offset - self.indexed[0]
+        if grown and (force or grown >= INDEX_BYTES or now - self.indexed[1] >= INDEX_S):
+            summary = own.scanner.summary()
+            self.index.append({"time": now, "offset": summary.offset, "lines": summary.lines, "dirty": own.dirty})
+            own.dirty = False
+            self.indexed = (own.offset, now)
+
+    # --- the pane ---------------------------------------------------------------------------------------------------
+
+    def _echo_log(self) -> None:
+        """Shows the log's growth to whoever attaches. The pane is for eyes only; nothing ever reads it back."""
+        own = self.followers[0]
+        if own.offset == self.echo_from:
+            return
+        self.echo_from = max(self.echo_from, own.offset - 65536)
+        with open(own.path, "rb") as log:
+            log.seek(self.echo_from)
+            data = log.read(own.offset - self.echo_from)
+        self.echo_from = own.offset
+        self._echo(data)
+
+    def _echo(self, data: bytes) -> None:
+        try:
+            os.write(1, data)
+        except OSError:  # full, or gone with its tmux server: the pane loses a part of the picture, the log nothing
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
