@@ -211,6 +211,28 @@ class Worker:
     died_at: float | None = None
     """Set by "Exception in thread NAME", cleared when the worker steps again."""
     error: str | None = None
+    seen: bool = False
+    """A line of its own named it (a step, a figure, a phase), not only the text of an exception."""
+    died_before_first_step: bool = False
+    """Its exception began when no step of the attempt had been seen: that may be an older run's text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanState:
+    """What a `logscan.Scanner` needs, beside the summary itself, to go on exactly where another one stopped."""
+
+    decided_offset: int = 0
+    """Lines before it are counted and their steps applied, although an open traceback began earlier."""
+    after_cr: bool = False
+    whole_run: bool = False
+    """Step lines without a worker were seen: they, not the workers, give the summary's step, tok/s and loss."""
+    first_step_offset: int | None = None
+    step_burst: int = 0
+    """How many advances share `step_at`."""
+    tok_s_figures: int = 0
+    recent_tok_s: list[float] = field(default_factory=list)
+    recent_intervals_s: list[float] = field(default_factory=list)
+    shm_hint_offset: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +258,12 @@ class LogSummary:
     """The first few findings, in order; `findings_total` counts all."""
     findings_total: int = 0
     nonfinite_step: int | None = None
-    """The first step whose loss was nan or inf."""
+    """The first step whose loss was nan or inf. `loss` is None while it is not finite."""
+    tail: list[Finding] = field(default_factory=list)
+    """The findings (first ones and the newest) that no step has followed: what an end may be blamed on."""
+    open_findings: list[Finding] = field(default_factory=list)
+    """Tracebacks at `offset` whose last line is here, but which the next line may still continue."""
+    scan: ScanState = field(default_factory=ScanState)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +277,8 @@ class LogFile:
     """Header, nonce, device and inode agree with what the supervisor recorded."""
     why: str | None = None
     """Why it is not verified: replaced, truncated, missing, another nonce."""
+    header_bytes: int = 0
+    """Length of the supervisor's first line; what is beyond it is the program's own output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
