@@ -280,7 +280,8 @@ class Lab:
     def _must(self, argv: list[str]) -> None:
         done = self.on_node(argv)
         if done.returncode != 0:
-            raise RuntimeError(f"lab: `{' '.join(argv)}` on {self.node} exited {done.returncode}: {done.stderr.strip()}")
+            why = done.stderr.strip()
+            raise RuntimeError(f"lab: `{' '.join(argv)}` on {self.node} exited {done.returncode}: {why}")
 
     def set_pct_cost(self, cpu_s: float) -> None:
         """Let every `pct` call cost this much CPU time; the real one costs 0.48 s, the stand-in alone 0.05 s."""
@@ -293,6 +294,10 @@ class Lab:
         keys = {"hostname": f"ct{vmid}", **CONTAINER, **conf}
         path = self.root / f"etc/pve/nodes/{self.node}/lxc/{vmid}.conf"
         path.write_text("".join(f"{key}: {value}\n" for key, value in sorted(keys.items())))
+
+    def undefine(self, vmid: int) -> None:
+        """Remove a stopped container's configuration. Its files stay, for a container of the same number."""
+        (self.root / f"etc/pve/nodes/{self.node}/lxc/{vmid}.conf").unlink()
 
     def container(self, vmid: int, **conf: str) -> None:
         """Define and start a container."""
