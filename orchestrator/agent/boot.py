@@ -30,6 +30,12 @@ def boot(agent: str, workdir: str, user: str) -> int:
         have = "%d.%d" % sys.version_info[:2]
         return refuse("preflight", "python3 is %s there; specctl's agent needs 3.10 or newer" % have,
                       "install a newer Python and name it as `python:` of this target in hosts.yaml")
+    if request.get("scrub"):  # `pct exec` hands over the node's environment, which is not this container's
+        import pwd
+
+        os.environ.clear()
+        os.environ.update(PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", LANG="C.UTF-8")
+        os.environ["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
     if user and os.geteuid() == 0:
         import pwd
 

@@ -31,6 +31,9 @@ class Follower:
         self.lost: str | None = None
         """Why reading ended early, or None."""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self._fd)
+        if foreign is not None and (found.st_dev, found.st_ino) != (foreign.device, foreign.inode):
+            self.lost = "replaced by another file"
         self.dirty = False
         """Whether bytes that need cleaning have been read since the last mark."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.agent import files
 from orchestrator.model import (
@@ -23,6 +23,9 @@ from orchestrator.model import (
     from_json,
     to_json,
 )
+
+
+T = TypeVar("T")
 
 
 def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, started_at: float) -> bytes:
@@ -56,7 +59,7 @@ def stop_request(paths: RunPaths) -> StopRequest | None:
     return _load(StopRequest, paths.stop)
 
 
-def _load(cls: Any, path: str) -> Any:
+def _load(cls: type[T], path: str) -> T | None:
     value = files.read_json(path)
     if value is None:
         return None
@@ -116,4 +119,7 @@ def log_file(paths: RunPaths, run_id: str, attempt: int, record: SupervisorRecor
         why = "the log was truncated"
     elif f" run={run_id} attempt={attempt} nonce={record.nonce} ".encode() not in first:
         why = "the log was overwritten: its first line is not this attempt's header"
-    return LogFile(path=path, size=stat.st_size, modified_at=stat.st_mtime, verified=why is None, why=why)
+    return LogFile(
+        path=path, size=stat.st_size, modified_at=stat.st_mtime, verified=why is None, why=why,
+        header_bytes=record.header_bytes if record else 0,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator.agent import files, foreign, proc, records
 from orchestrator.agent.follow import Follower
 from orchestrator.logscan import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
-from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
+from orchestrator.model import ExitRecord, Process, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
 PR_SET_CHILD_SUBREAPER = 36
 QUICK_S = 3.0
@@ -225,7 +225,7 @@ class Supervisor:
             "event": event, **fields,
         })  # fmt: skip
 
-    def _find_logs(self, tree: list[proc.Process]) -> None:
+    def _find_logs(self, tree: list[Process]) -> None:
         for log in foreign.find(
             tree, before=self.before, known=self.known_logs, run_root=self.paths.root, started_at=self.record.started_at
         ):

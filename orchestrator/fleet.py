@@ -1,0 +1,124 @@
+"""Many targets at once: one connection a node, one exec for all containers of a node, one row for what cannot answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator import frames
+from orchestrator.errors import SpecctlError
+from orchestrator.inventory import Inventory, Target
+from orchestrator.model import Probe, from_json
+from orchestrator.remote import Agent
+from orchestrator.transport import Leg, NodePool, fanout, open_transport
+
+LEG_S = 20.0
+PARALLEL_LEGS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetView:
+    """What one look at one target saw, or why it saw nothing."""
+
+    target: Target
+    error: SpecctlError | None = None
+    now: float | None = None
+    """The target's own clock."""
+    runs: list[Probe] = field(default_factory=list)
+    older: int = 0
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    gpus_error: str | None = None
+
+
+class Fleet:
+    """The targets of an inventory, and the connections to their nodes."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.pool = NodePool()
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def agent(self, target: Target) -> Agent:
+        return Agent(target, open_transport(target, self.pool))
+
+    def probe(
+        self,
+        targets: Sequence[Target],
+        *,
+        run_ids: list[str] | None = None,
+        ended_within_s: float | None = None,
+        gpus: bool = False,
+    ) -> list[TargetView]:
+        """One look at each of `targets`, in their order. Never raises for a target: its view carries the error."""
+        request = {"runs": run_ids, "ended_within_s": ended_within_s, "gpus": gpus}
+        if run_ids is None:
+            del request["runs"]
+        # Containers of one node share one exec; everything else is asked by itself, all at the same time.
+        nodes: dict[str | None, list[Target]] = {}
+        alone: list[Target] = []
+        for target in targets:
+            (nodes.setdefault(target.ssh, []) if target.vmid is not None else alone).append(target)
+        shared = {node: group for node, group in nodes.items() if len(group) > 1}
+        alone += [target for node, group in nodes.items() if node not in shared for target in group]
+        views: dict[str, TargetView] = {}
+        with ThreadPoolExecutor(max_workers=min(32, len(alone) + len(shared)) or 1) as workers:
+            single = [workers.submit(self._ask, target, request) for target in alone]
+            grouped = [workers.submit(self._ask_node, node, group, request) for node, group in shared.items()]
+            for one in single:
+                view = one.result()
+                views[view.target.name] = view
+            for several in grouped:
+                views.update({view.target.name: view for view in several.result()})
+        return [views[target.name] for target in targets]
+
+    def _ask(self, target: Target, request: dict[str, Any]) -> TargetView:
+        try:
+            return _view(target, self.agent(target).call("probe", **request))
+        except SpecctlError as error:
+            return TargetView(target=target, error=error)
+
+    def _ask_node(self, node: str | None, group: list[Target], request: dict[str, Any]) -> list[TargetView]:
+        agents = [self.agent(target) for target in group]
+        tokens = [secrets.token_hex(8) for _ in group]
+        asked = [
+            (target.vmid, agent.argv(), agent.request("probe", token, LEG_S, **request))
+            for target, agent, token in zip(group, agents, tokens, strict=True)
+        ]
+        views: dict[str, TargetView] = {}
+        try:
+            transport = open_transport(dataclasses.replace(group[0], name=node or "this machine", vmid=None), self.pool)
+            for leg in fanout(transport, asked, leg_timeout_s=LEG_S, parallel=PARALLEL_LEGS):
+                target, agent, token = group[leg.index], agents[leg.index], tokens[leg.index]
+                views[target.name] = self._leg(target, agent, token, leg, request)
+        except SpecctlError as error:
+            for target in group:
+                views.setdefault(target.name, TargetView(target=target, error=error))
+        return [views[target.name] for target in group]
+
+    def _leg(self, target: Target, agent: Agent, token: str, leg: Leg, request: dict[str, Any]) -> TargetView:
+        if leg.error is not None:
+            return TargetView(target=target, error=leg.error)
+        assert leg.completed is not None
+        reader = frames.FrameReader(token)
+        final = next((frame for frame in reader.feed(leg.completed.stdout) if frame.get("final")), None)
+        try:
+            if final is None:
+                raise agent.unanswered(leg.completed, bytes(reader.noise))
+            if final.get("missing"):
+                return self._ask(target, request)
+            return _view(target, agent.checked(final))
+        except SpecctlError as error:
+            return TargetView(target=target, error=error)
+
+
+def _view(target: Target, frame: dict[str, Any]) -> TargetView:
+    return TargetView(
+        target=target, now=frame["now"], runs=[from_json(Probe, item) for item in frame["runs"]],
+        older=frame["older"], gpus=frame["gpus"], gpus_error=frame["gpus_error"],
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""What this user launched from this machine: it only speeds the look-up, the truth is on the targets."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    run_id: str
+    target: str
+
+
+def owner() -> str:
+    """Who launches: recorded with each run, so that nobody stops a colleague's by a slip."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _path() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "specctl" / "launches.jsonl"
+
+
+def add(launch: Launch) -> None:
+    path = _path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"run_id": launch.run_id, "target": launch.target, "at": time.time()}) + "\n")
+    except OSError:
+        pass  # only a convenience: a read-only home must not stop a launch
+
+
+def launches() -> list[Launch]:
+    """Oldest first; lines that cannot be read are passed over."""
+    found = []
+    try:
+        lines = _path().read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            item = json.loads(line)
+            found.append(Launch(run_id=str(item["run_id"]), target=str(item["target"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found

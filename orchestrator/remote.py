@@ -1,0 +1,192 @@
+"""Asking the agent of a target: one request, one exec, frames back; the agent itself is sent when it is missing.
+
+The frame decides what is true. An exit code without a frame proves nothing (255 has three meanings on the way through
+ssh and pct), so without a final frame the answer is an error that says what was seen instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import secrets
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator import errors, frames
+from orchestrator.inventory import Target
+from orchestrator.transport.base import Completed, Transport
+
+HERE = Path(__file__).parent
+TRAVELS = ("__init__.py", "model.py", "errors.py", "frames.py", "manifest.py", "logscan", "logscan.py", "agent")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+QUICK_S = 30.0
+KINDS: dict[str, type[errors.SpecctlError]] = {
+    "preflight": errors.PreflightError,
+    "notfound": errors.NotFound,
+    "bundle": errors.BundleError,
+    "usage": errors.ConfigError,
+    "link": errors.LinkLost,
+    "identity": errors.AgentError,
+}
+
+
+@cache
+def agent_files() -> dict[str, bytes]:
+    """Path -> content of everything the agent is made of: specctl's own modules, and libtmux."""
+    found: dict[str, bytes] = {}
+    for name in TRAVELS:
+        for path in _sources(HERE / name):
+            found[f"orchestrator/{path.relative_to(HERE).as_posix()}"] = path.read_bytes()
+    spec = importlib.util.find_spec("libtmux")
+    if spec is None or not spec.submodule_search_locations:
+        raise errors.ConfigError("libtmux is not installed beside specctl", hint="pip install specctl again")
+    home = Path(spec.submodule_search_locations[0])
+    for path in _sources(home):
+        relative = path.relative_to(home)
+        if relative.parts[0] not in ("test", "pytest_plugin.py"):
+            found[f"libtmux/{relative.as_posix()}"] = path.read_bytes()
+    return found
+
+
+def _sources(path: Path) -> Iterable[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(path.rglob("*.py"))
+
+
+@cache
+def agent_hash() -> str:
+    total = hashlib.sha256()
+    for name, content in sorted(agent_files().items()):
+        total.update(f"{name}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.hexdigest()[:16]
+
+
+def agent_tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in sorted(agent_files().items()):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o644
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@cache
+def boot_source() -> str:
+    return (HERE / "agent" / "boot.py").read_text()
+
+
+class Agent:
+    """The agent of one target."""
+
+    def __init__(self, target: Target, transport: Transport) -> None:
+        self.target, self.transport = target, transport
+
+    @property
+    def local(self) -> bool:
+        return self.target.ssh is None and self.target.vmid is None
+
+    def argv(self) -> list[str]:
+        boot = [boot_source(), agent_hash(), self.target.workdir, self.target.user or ""]
+        if self.local:
+            return [sys.executable, "-I", "-S", "-c", *boot]
+        return ["env", f"PATH={PATH}", self.target.python or "python3", "-I", "-S", "-c", *boot]
+
+    def request(self, verb: str, token: str, deadline_s: float, **fields: Any) -> bytes:
+        scrub = self.target.vmid is not None
+        request = {"token": token, "verb": verb, "deadline_s": deadline_s + 5, "scrub": scrub, **fields}
+        return json.dumps(request, ensure_ascii=True).encode("ascii") + b"\n"
+
+    def call(self, verb: str, *, payload: bytes = b"", deadline_s: float = QUICK_S, **fields: Any) -> dict[str, Any]:
+        """The final frame of `verb`. Raises what the agent refused, or why it could not be asked."""
+        for attempt in (1, 2):
+            token = secrets.token_hex(8)
+            request = self.request(verb, token, deadline_s, **fields)
+            done = self.transport.run(self.argv(), stdin=request + payload, deadline_s=deadline_s)
+            reader = frames.FrameReader(token)
+            final = self._final(reader.feed(done.stdout))
+            if final is None:
+                raise self.unanswered(done, bytes(reader.noise))
+            if final.get("missing") and attempt == 1:
+                self.install()
+                continue
+            return self.checked(final)
+        raise errors.AgentError("the agent vanished right after it was installed", target=self.target.name)
+
+    def install(self) -> None:
+        """Sends the agent and has it unpacked under its hash."""
+        tar = agent_tar()
+        token = secrets.token_hex(8)
+        request = self.request("install", token, 60.0, size=len(tar), sha256=hashlib.sha256(tar).hexdigest())
+        done = self.transport.run(self.argv(), stdin=request + tar, deadline_s=60.0)
+        reader = frames.FrameReader(token)
+        final = self._final(reader.feed(done.stdout))
+        if final is None:
+            raise self.unanswered(done, bytes(reader.noise))
+        self.checked(final)
+
+    @contextmanager
+    def stream(
+        self, verb: str, *, payload: Iterable[bytes] = (), deadline_s: float | None, idle_s: float = 30.0, **fields: Any
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        """All frames of `verb` as they come; the last is final. The agent must be there already (see `ensure`)."""
+        token = secrets.token_hex(8)
+
+        def stdin() -> Iterator[bytes]:
+            yield self.request(verb, token, deadline_s or 0.0, **fields)
+            yield from payload
+
+        with self.transport.stream(self.argv(), stdin=stdin(), deadline_s=deadline_s, idle_s=idle_s) as stream:
+
+            def answers() -> Iterator[dict[str, Any]]:
+                reader = frames.FrameReader(token)
+                for chunk in stream:
+                    for frame in reader.feed(chunk):
+                        if frame.get("final"):
+                            yield self.checked(frame)
+                            return
+                        yield frame
+                done = Completed(exit_code=stream.exit_code, stdout=b"", stderr=stream.stderr)
+                raise self.unanswered(done, bytes(reader.noise))
+
+            yield answers()
+
+    def ensure(self) -> None:
+        """Makes sure that the agent is on the target."""
+        self.call("probe", runs=[])
+
+    def checked(self, final: dict[str, Any]) -> dict[str, Any]:
+        error = final.get("error")
+        if error is None:
+            return final
+        kind = KINDS.get(str(error["kind"]), errors.AgentError)
+        raise kind(str(error["message"]), target=self.target.name, hint=error.get("hint"))
+
+    def unanswered(self, done: Completed, noise: bytes) -> errors.SpecctlError:
+        """What to say when no frame came: the transport's own reading of it, or what was seen instead."""
+        explained = self.transport.explain(done)
+        if explained is not None:
+            return explained
+        said = (done.stderr + b"\n" + noise).decode("utf-8", "replace").strip().splitlines()
+        if done.exit_code in (126, 127):
+            return errors.PreflightError(
+                f"python3 cannot run there: {said[-1] if said else f'exit code {done.exit_code}'}",
+                target=self.target.name,
+                hint="install it there (apt-get install python3), or name one as `python:` in hosts.yaml",
+            )
+        code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
+        tail = ": " + " / ".join(said[-3:]) if said else ""
+        return errors.AgentError(f"the agent gave no answer ({code}){tail}", target=self.target.name)
+
+    @staticmethod
+    def _final(found: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return next((frame for frame in reversed(found) if frame.get("final")), None)

@@ -1,0 +1,103 @@
+"""`--json`: what other programs build on. One object, `schema_version` first; times are Unix seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from orchestrator.errors import SpecctlError
+from orchestrator.model import SCHEMA_VERSION, Finding, to_json
+from orchestrator.resolve import Run
+from orchestrator.verbs import launch, logs, status, stop
+
+
+def text(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+
+
+def _envelope(observed_at: float | None, **fields: Any) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "observed_at": observed_at or time.time(), **fields}
+
+
+def of_error(error: SpecctlError) -> dict[str, Any]:
+    return _envelope(
+        None, error={"message": error.message, "hint": error.hint, "kind": type(error).__name__}, target=error.target,
+        run_id=error.run_id, exit_code=error.exit_code,
+    )  # fmt: skip
+
+
+def of_finding(finding: Finding | None) -> dict[str, Any] | None:
+    return None if finding is None else to_json(finding)
+
+
+def of_plan(plan: launch.Plan) -> dict[str, Any]:
+    spec = plan.spec
+    return _envelope(
+        None, plan=True, run_id=spec.run_id, target=plan.target.name, place=plan.target.place,
+        workdir=plan.target.workdir, argv=spec.argv, bundle=plan.bundle.hash, files=sorted(plan.bundle.files),
+        git_commit=spec.git_commit, dirty=bool(spec.git_diff), python=plan.python, requirements=plan.requirements,
+        env=spec.env, secrets=spec.secrets, until=plan.until,
+    )  # fmt: skip
+
+
+def of_launch(result: launch.Result) -> dict[str, Any]:
+    verdict, spec = result.verdict, result.plan.spec
+    error = of_finding(verdict.error) if verdict else None
+    if error is None and not result.verified:
+        error = {"type": verdict.state if verdict else "NotVerified", "message": result.why}
+    return _envelope(
+        verdict.observed_at if verdict else None, run_id=spec.run_id, target=result.plan.target.name,
+        state=verdict.state if verdict else None, verified=result.verified, rung=result.rung,
+        evidence=[to_json(item) for item in result.evidence], session=spec.run_id, log=result.log,
+        tok_s=verdict.tok_s if verdict else None, error=error,
+        foreign_logs=[to_json(log) for log in result.probe.foreign_logs] if result.probe else [],
+        findings=[to_json(item) for item in result.probe.summary.findings] if result.probe else [], tail=result.tail,
+    )  # fmt: skip
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    verdict, probe = run.verdict, run.probe
+    gone = set(verdict.workers_gone)
+    age_s = None if verdict.last_progress_at is None else max(0.0, verdict.observed_at - verdict.last_progress_at)
+    return {
+        "run_id": run.run_id, "target": run.target.name, "attempt": probe.attempt, "owner": probe.owner,
+        "state": verdict.state, "why": verdict.why, "step": verdict.step, "tok_s": verdict.tok_s,
+        "loss": verdict.loss, "last_progress_age_s": age_s, "observed_at": verdict.observed_at,
+        "workers": [
+            {"name": worker.name, "state": "GONE" if worker.name in gone else "ALIVE", "step": worker.step}
+            for worker in probe.summary.workers
+        ],
+        "error": of_finding(verdict.error), "log": probe.log.path, "note": probe.note,
+        "foreign_logs": [to_json(log) for log in probe.foreign_logs],
+    }  # fmt: skip
+
+
+def of_status(result: status.Result) -> dict[str, Any]:
+    return _envelope(
+        None,
+        runs=[of_run(run) for run in result.runs],
+        targets=[
+            {
+                "name": view.target.name, "reachable": view.error is None, "state": "UNREACHABLE" if view.error else None,
+                "error": str(view.error) if view.error else None, "hint": view.error.hint if view.error else None,
+                "observed_at": view.now, "gpus": view.gpus, "gpus_error": view.gpus_error,
+            }
+            for view in result.views
+        ],
+    )  # fmt: skip
+
+
+def of_line(found: logs.Logs, line: logs.Line) -> dict[str, Any]:
+    return {
+        "run_id": found.probe.run_id, "attempt": found.probe.attempt, "offset": line.offset, "line": line.line,
+        "file": line.file, "match": line.match,
+    }  # fmt: skip
+
+
+def of_stop(result: stop.Result) -> dict[str, Any]:
+    return _envelope(
+        result.verdict.observed_at, run_id=result.probe.run_id, target=result.target.name, state=result.verdict.state,
+        why=result.verdict.why,
+        remaining=[{"pid": one.pid, "name": one.name, "state": one.state} for one in result.remaining],
+    )  # fmt: skip

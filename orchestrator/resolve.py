@@ -1,0 +1,135 @@
+"""RUN -> one run: a full id, any unambiguous part of one, `@last`, or the caller's only live run.
+
+Everything here is decided on what the targets say now. The local index only says where to ask first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator import health, index
+from orchestrator.errors import Ambiguous, NotFound, UnreachableError
+from orchestrator.fleet import Fleet, TargetView
+from orchestrator.inventory import Target
+from orchestrator.model import Probe, Verdict, is_run_id
+
+LAST = "@last"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run as it was just seen."""
+
+    target: Target
+    probe: Probe
+    verdict: Verdict
+
+    @property
+    def run_id(self) -> str:
+        return self.probe.run_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """The run that was meant, and what a person should be told about how it was found."""
+
+    run: Run
+    notes: list[str]
+
+
+def runs_of(view: TargetView) -> list[Run]:
+    return [Run(target=view.target, probe=probe, verdict=health.judge(probe)) for probe in view.runs]
+
+
+def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolved:
+    """The one run that `query` means.
+
+    `careful` (for what cannot be undone): a part of an id does not do while some target cannot be asked, nor for a run
+    of somebody else. Raises `NotFound` or `Ambiguous` with the candidates, `UnreachableError` when it cannot be known.
+    """
+    notes: list[str] = []
+    launches = index.launches()
+    wanted = query
+    if query == LAST:
+        known = [launch for launch in launches if launch.target in fleet.inventory.targets]
+        if not known:
+            raise NotFound("@last: nothing was launched from here yet", hint="specctl status --all lists every run")
+        wanted = known[-1].run_id
+        notes.append(f"@last is {wanted}")
+    if wanted is not None and is_run_id(wanted):
+        for launch in reversed(launches):
+            if launch.run_id == wanted and launch.target in fleet.inventory.targets:
+                view = fleet.probe([fleet.inventory.targets[launch.target]], run_ids=[wanted])[0]
+                if view.error is not None:
+                    raise view.error
+                if view.runs:
+                    return Resolved(run=runs_of(view)[0], notes=notes)
+                break
+    views = fleet.probe(list(fleet.inventory.targets.values()))
+    runs = [run for view in views for run in runs_of(view)]
+    silent = [view for view in views if view.error is not None]
+    if wanted is None:
+        return Resolved(run=_only_live(runs, silent), notes=notes)
+    exact = [run for run in runs if run.run_id == wanted]
+    fitting = exact or [run for run in runs if wanted in run.run_id]
+    if not fitting:
+        if silent:
+            raise UnreachableError(
+                f"no run {wanted!r} on the targets that answered; not asked: {_names(silent)}", hint=_why(silent)
+            )
+        raise NotFound(f"no run {wanted!r} on {_targets(fleet)}", hint=_hint(runs))
+    if len(fitting) > 1:
+        raise Ambiguous(f"{wanted!r} fits {len(fitting)} runs", hint=_candidates(fitting))
+    run = fitting[0]
+    if not exact and careful:
+        if silent:
+            raise UnreachableError(
+                f"{wanted!r} fits {run.run_id}, but {_names(silent)} could not be asked whether it fits more",
+                hint=f"use the full id: {run.run_id}",
+            )
+        if run.probe.owner != index.owner():
+            raise NotFound(
+                f"{run.run_id} belongs to {run.probe.owner}: to stop somebody else's run, give its full id",
+                hint=f"specctl stop {run.run_id}",
+            )
+    if not exact:
+        notes.append(f"{wanted!r} is {run.run_id}")
+    if silent and not exact:
+        notes.append(f"not asked: {_names(silent)}")
+    return Resolved(run=run, notes=notes)
+
+
+def _only_live(runs: Sequence[Run], silent: Sequence[TargetView]) -> Run:
+    mine = [run for run in runs if run.verdict.live and run.probe.owner == index.owner()]
+    if len(mine) == 1 and not silent:
+        return mine[0]
+    if silent:
+        raise UnreachableError(f"name the run: {_names(silent)} could not be asked for live runs", hint=_why(silent))
+    if not mine:
+        raise NotFound("no run was named, and none of yours is live", hint=_hint(runs))
+    raise Ambiguous(f"no run was named, and {len(mine)} of yours are live", hint=_candidates(mine))
+
+
+def _names(views: Sequence[TargetView]) -> str:
+    return ", ".join(view.target.name for view in views)
+
+
+def _targets(fleet: Fleet) -> str:
+    return ", ".join(fleet.inventory.targets)
+
+
+def _why(views: Sequence[TargetView]) -> str:
+    return "; ".join(f"{view.target.name}: {view.error.message}" for view in views if view.error is not None)
+
+
+def _candidates(runs: Sequence[Run]) -> str:
+    newest = sorted(runs, key=lambda run: run.probe.created_at, reverse=True)[:10]
+    return "which of: " + ", ".join(f"{run.run_id} ({run.verdict.state} on {run.target.name})" for run in newest)
+
+
+def _hint(runs: Sequence[Run]) -> str:
+    if not runs:
+        return "specctl launch starts one"
+    newest = sorted(runs, key=lambda run: run.probe.created_at, reverse=True)[:5]
+    return "there are: " + ", ".join(f"{run.run_id} ({run.verdict.state})" for run in newest)
