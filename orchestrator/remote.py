@@ -101,9 +101,11 @@ class Agent:
             return [sys.executable, "-I", "-S", "-c", *boot]
         return ["env", f"PATH={PATH}", self.target.python or "python3", "-I", "-S", "-c", *boot]
 
-    def request(self, verb: str, token: str, deadline_s: float, **fields: Any) -> bytes:
+    def request(self, verb: str, token: str, deadline_s: float | None, **fields: Any) -> bytes:
         scrub = self.target.vmid is not None
-        request = {"token": token, "verb": verb, "deadline_s": deadline_s + 5, "scrub": scrub, **fields}
+        request: dict[str, Any] = {"token": token, "verb": verb, "scrub": scrub, **fields}
+        if deadline_s is not None:
+            request["deadline_s"] = deadline_s + 5
         return json.dumps(request, ensure_ascii=True).encode("ascii") + b"\n"
 
     def call(self, verb: str, *, payload: bytes = b"", deadline_s: float = QUICK_S, **fields: Any) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Agent:
         token = secrets.token_hex(8)
 
         def stdin() -> Iterator[bytes]:
-            yield self.request(verb, token, deadline_s or 0.0, **fields)
+            yield self.request(verb, token, deadline_s, **fields)
             yield from payload
 
         with self.transport.stream(self.argv(), stdin=stdin(), deadline_s=deadline_s, idle_s=idle_s) as stream:

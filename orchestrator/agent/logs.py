@@ -1,0 +1,252 @@
+"""`logs`: lines of this run's logs, and of nothing else. Identity first, then cleaning, then grep, then frames."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from orchestrator.agent import records
+from orchestrator.agent.main import Call, Refusal
+from orchestrator.agent.probe import probe
+from orchestrator.agent.search import Hit, Pattern, Search
+from orchestrator.logscan.clean import Block, Cleaner
+from orchestrator.model import ForeignLog, Probe, to_json
+
+READ_BYTES = 1 << 20
+FRAME_BYTES = 256 << 10
+WHOLE_BYTES = 256 << 20
+"""Up to this size a log is read from its start even when only its last lines are wanted: then the count is exact."""
+TAIL_BYTES = 16 << 20
+HEARTBEAT_S = 2.0
+POLL_S = 0.1
+LOOK_S = 0.5
+
+
+def run(call: Call) -> None:
+    run_id = str(call.request["run_id"])
+    seen = probe(call, [run_id], time.time())
+    if not seen:
+        raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
+    attempt = call.request.get("attempt")
+    if attempt is not None and attempt != seen[0].attempt:
+        raise Refusal("notfound", f"{run_id} has no attempt {attempt}; its newest is {seen[0].attempt}")
+    Reader(call, seen[0]).run()
+
+
+class Section:
+    """One log file of the run, from the byte on that is this run's."""
+
+    def __init__(self, path: str, base: int, foreign: ForeignLog | None = None) -> None:
+        self.path, self.foreign = path, foreign
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.offset = base
+        self.cleaner = Cleaner(base_offset=base)
+        self.lines = 0
+        self.open_line = False
+        self.search: Search | None = None
+
+    def skip_to(self, offset: int, lines: int) -> None:
+        """Start in the middle, at the first line that begins at or after `offset`."""
+        window = os.pread(self.fd, READ_BYTES, offset)
+        self.offset = offset + window.find(b"\n") + 1
+        self.cleaner = Cleaner(base_offset=self.offset)
+        self.lines = lines
+
+    def read(self) -> Iterator[Block]:
+        """Cleaned blocks of what is there now and has not been read."""
+        while data := os.pread(self.fd, READ_BYTES, self.offset):
+            self.offset += len(data)
+            yield from self._count(self.cleaner.feed(data))
+
+    def finish(self) -> Iterator[Block]:
+        """The open last line."""
+        yield from self._count(self.cleaner.finish())
+        self.lines += self.open_line
+        self.open_line = False
+
+    def _count(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self.lines += block.data.count(b"\n")
+            self.open_line = not block.data.endswith(b"\n")
+            yield block
+
+
+class Reader:
+    """Answers one `logs` request."""
+
+    def __init__(self, call: Call, seen: Probe) -> None:
+        request = call.request
+        self.call, self.seen = call, seen
+        self.paths = call.paths.run(seen.run_id)
+        self.last: int | None = request.get("last")
+        self.follow = bool(request.get("follow"))
+        self.pattern: Pattern | None = None
+        if request.get("grep") is not None:
+            self.pattern = Pattern(
+                expression=request["grep"], ignore_case=bool(request.get("ignore_case")),
+                invert=bool(request.get("invert")), before=int(request.get("before") or 0),
+                after=int(request.get("after") or 0),
+            )  # fmt: skip
+            self.pattern.check()
+        self.sections: list[Section] = []
+        self.matched = 0
+        self.batch: list[dict[str, Any]] = []
+        self.batch_bytes = 0
+        self.spoke_at = time.monotonic()
+
+    def run(self) -> None:
+        self._open()
+        held: deque[tuple[Section, Hit]] | None = deque(maxlen=self.last) if self.last is not None else None
+        for section in self.sections:
+            self._from_start(section)
+            for hit in self._initial(section):
+                self.matched += hit.match
+                if held is None:
+                    self._send(section, hit)
+                else:
+                    held.append((section, hit))
+        for section, hit in held or ():
+            self._send(section, hit)
+        if self.last is not None and self.pattern is None:
+            self.matched = len(held or ())
+        self._flush()
+        if self.follow:
+            self._follow()
+        last = probe(self.call, [self.seen.run_id], time.time())[0]
+        self.call.emit({
+            "final": True, "probe": to_json(last), "matched": self.matched,
+            "total": sum(section.lines for section in self.sections),
+            "foreign": [to_json(section.foreign) for section in self.sections if section.foreign],
+        })  # fmt: skip
+
+    # --- which files ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        log = self.seen.log
+        if not log.verified:
+            ended = self.seen.exit
+            if ended is not None and ended.never_started is not None and not os.path.exists(log.path):
+                return  # there is no log, and there never was
+            raise Refusal(
+                "identity",
+                f"{log.path} cannot be shown as this run's log: {log.why}",
+                "specctl status tells what is known of the run",
+            )
+        self.sections.append(Section(log.path, log.header_bytes))
+        self._open_foreign(self.seen.foreign_logs)
+
+    def _open_foreign(self, logs: Iterable[ForeignLog]) -> None:
+        known = {section.path for section in self.sections}
+        for log in logs:
+            if log.path in known:
+                continue
+            try:
+                section = Section(log.path, log.base, log)
+            except OSError:
+                continue
+            found = os.fstat(section.fd)
+            if (found.st_dev, found.st_ino) == (log.device, log.inode) and found.st_size >= log.base:
+                self.sections.append(section)
+            else:
+                os.close(section.fd)  # the name now belongs to another file: not this run's
+
+    def _from_start(self, section: Section) -> None:
+        """For the last lines of a huge log, start near its end; the supervisor has counted what is skipped."""
+        size = os.fstat(section.fd).st_size
+        if self.last is None or self.pattern is not None or size - section.offset <= WHOLE_BYTES:
+            return
+        counted = self.seen.summary.lines if section.foreign is None else 0
+        section.skip_to(size - TAIL_BYTES, max(0, counted))
+
+    # --- what is there already --------------------------------------------------------------------------------------
+
+    def _initial(self, section: Section) -> Iterator[Hit]:
+        if self.pattern is None:
+            for block in self._blocks(section):
+                yield from _lines(block)
+            return
+        search = Search(self.pattern)
+        for block in self._blocks(section):
+            search.feed(block)
+            yield from search.hits()
+        yield from search.finish()
+
+    def _blocks(self, section: Section) -> Iterator[Block]:
+        yield from section.read()
+        if not self.follow:  # a line that may still grow is not shown in two halves
+            yield from section.finish()
+
+    # --- what is to come --------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        looked_at = 0.0
+        while True:
+            over = False
+            if time.monotonic() - looked_at >= LOOK_S:
+                looked_at = time.monotonic()
+                over = self._is_over()
+                logs = [one.foreign for one in records.followed(self.paths, self.seen.nonce) if one.foreign]
+                self._open_foreign(logs)
+            for section in self.sections:
+                self._advance(section, over)
+            self._flush()
+            if over:
+                return
+            if time.monotonic() - self.spoke_at >= HEARTBEAT_S:
+                self._emit({})
+            time.sleep(POLL_S)
+
+    def _advance(self, section: Section, over: bool) -> None:
+        blocks = list(section.read())
+        if over:
+            blocks += section.finish()
+        if self.pattern is None:
+            for block in blocks:
+                for hit in _lines(block):
+                    self.matched += 1
+                    self._send(section, hit)
+            return
+        if section.search is None:
+            section.search = Search(self.pattern, follow=True)
+        for block in blocks:
+            section.search.feed(block)
+        if blocks:
+            section.search.flush()
+        for hit in section.search.finish() if over else section.search.hits():
+            self.matched += hit.match
+            self._send(section, hit)
+
+    def _is_over(self) -> bool:
+        """Nothing will be written any more: an end is on record, or nothing of the run is alive to write one."""
+        if records.exit_record(self.paths) is not None:
+            return True
+        seen = probe(self.call, [self.seen.run_id], time.time())[0]
+        return seen.exit is not None or (not seen.supervisor_alive and not seen.tree)
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def _send(self, section: Section, hit: Hit) -> None:
+        text = hit.text.decode("utf-8", "replace")
+        self.batch.append({"file": section.path, "offset": hit.offset, "line": text, "match": hit.match})
+        self.batch_bytes += len(text)
+        if self.batch_bytes > FRAME_BYTES or len(self.batch) >= 2000:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.batch:
+            self._emit({"lines": self.batch})
+            self.batch, self.batch_bytes = [], 0
+
+    def _emit(self, frame: dict[str, Any]) -> None:
+        self.call.emit(frame)
+        self.spoke_at = time.monotonic()
+
+
+def _lines(block: Block) -> Iterator[Hit]:
+    position = 0
+    for line in block.data.splitlines(True) if b"\n" in block.data else [block.data] if block.data else []:
+        yield Hit(block.raw_offset(position), line.rstrip(b"\n"), True)
+        position += len(line)
