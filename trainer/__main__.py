@@ -1,0 +1,62 @@
+"""`python -m trainer train CONFIG`: parse, catch signals before anything slow is imported, run, and say how it ended.
+
+Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
+than 5 s after the first, ended it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from trainer.config import ConfigError, expand_path, load_config
+from trainer.metrics import Reporter, RunIdentity, identity_from_environment
+from trainer.stopping import StopRequest
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    train_verb = verbs.add_parser("train", help="train as CONFIG says")
+    train_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
+    train_verb.add_argument("--resume", action="store_true", help="go on from the latest complete checkpoint, or fail")
+    arguments = parser.parse_args(argv)
+
+    stop = StopRequest()
+    stop.listen()
+    try:
+        config = load_config(arguments.config)
+        identity = identity_from_environment(os.environ)
+        if identity is None:
+            directory = expand_path(config.output_dir, key="output_dir").absolute()
+            identity = RunIdentity(directory=directory, run_id=directory.name)
+        reporter = Reporter(identity)
+        reporter.open()
+    except ConfigError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return 2
+    stop.on_exit = reporter.last_words
+    reporter.phase("import")
+    try:
+        from trainer.train import train  # torch takes seconds, and the phase says so
+
+        ending = train(config, reporter, stop, must_resume=arguments.resume)
+    except ConfigError as error:
+        reporter.complain(f"trainer: {error}")
+        reporter.ended(code=2, stopped=False, error=str(error))
+        return 2
+    except Exception as error:
+        reporter.exception("main", error)
+        reporter.ended(code=1, stopped=False)
+        return 1
+    reporter.ended(code=ending.code, stopped=ending.stopped)
+    if ending.stuck:
+        # A thread inside a kernel cannot be stopped, and would take the interpreter's shutdown down with it.
+        reporter.complain(f"trainer: left behind: {', '.join(ending.stuck)}")
+        os._exit(ending.code)
+    return ending.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Checkpoints that are whole or not there: written aside, synced, marked complete, renamed; and the way back.
+
+`checkpoints/step-N/` holds `drafter.safetensors` (the names that servers load), `optimizer.safetensors`,
+`trainer.json` (step, data cursor, seed, shape) and `COMPLETE.json` with the size and hash of each. On resume the
+numerically latest one that proves whole is taken; any other is named and skipped. The RNG needs no state: every draw
+is a function of (seed, step, row).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+MARKER = "COMPLETE.json"
+WEIGHTS = "drafter.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer.json"
+_NAME = re.compile(r"step-([0-9]+)")
+_ASIDE = re.compile(r"\.step-[0-9]+\.(partial|replaced)")
+
+
+class CheckpointDamaged(Exception):
+    """Its text says what is wrong with the directory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a run needs to go on as if it had never ended. `optimizer` maps `exp_avg.NAME` and `exp_avg_sq.NAME`."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(root: Path, checkpoint: Checkpoint) -> Path:
+    """Write `root/step-N`. Raises `OSError`, and then leaves nothing that looks like a checkpoint."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f"step-{checkpoint.step}"
+    aside = root / f".{path.name}.partial"
+    _remove(aside)
+    aside.mkdir()
+    try:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in checkpoint.weights.items()}, aside / WEIGHTS)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in checkpoint.optimizer.items()}, aside / OPTIMIZER)
+        state = {"step": checkpoint.step, **checkpoint.state}
+        (aside / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        files = {name: _describe(aside / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
+        for name in files:
+            _sync(aside / name)
+        marker = {"step": checkpoint.step, "files": files}
+        (aside / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+        _sync(aside / MARKER)
+        _sync(aside)
+        # Only a damaged one can be there: after a complete checkpoint of a step, that step is never trained again.
+        if path.exists():
+            replaced = root / f".{path.name}.replaced"
+            _remove(replaced)
+            path.rename(replaced)
+        aside.rename(path)
+    except BaseException:
+        _remove(aside)
+        raise
+    _sync(root)
+    return path
+
+
+def steps_on_disk(root: Path) -> list[int]:
+    """Numbers of all `step-N` directories, whole or not, rising."""
+    try:
+        return sorted(int(match.group(1)) for entry in root.iterdir() if (match := _NAME.fullmatch(entry.name)))
+    except FileNotFoundError:
+        return []
+
+
+def latest(root: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
+    """The numerically latest complete checkpoint; each one that is skipped on the way is named through `say`."""
+    if root.is_dir():
+        for left in sorted(root.iterdir()):
+            if _ASIDE.fullmatch(left.name):
+                say(f"checkpoint {left.name} skipped: it was never completed")
+    for step in reversed(steps_on_disk(root)):
+        try:
+            return load(root / f"step-{step}")
+        except CheckpointDamaged as error:
+            say(f"checkpoint step-{step} skipped: {error}")
+    return None
+
+
+def load(path: Path) -> Checkpoint:
+    """Raises `CheckpointDamaged` unless every file has the size and hash that the marker gives."""
+    try:
+        files = json.loads((path / MARKER).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        raise CheckpointDamaged(f"incomplete, {MARKER} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(f"{MARKER} cannot be read: {error}") from None
+    for name in (WEIGHTS, OPTIMIZER, STATE):
+        try:
+            found, expected = _describe(path / name), files[name]
+        except (OSError, KeyError) as error:
+            raise CheckpointDamaged(f"{name} is missing or unreadable: {error}") from None
+        if found["bytes"] != expected["bytes"]:
+            raise CheckpointDamaged(f"{name} has {found['bytes']} bytes of {expected['bytes']}")
+        if found != expected:
+            raise CheckpointDamaged(f"{name} has changed since it was written (sha256 differs)")
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(
+        step=state["step"], weights=load_file(path / WEIGHTS), optimizer=load_file(path / OPTIMIZER), state=state
+    )
+
+
+def prune(root: Path, *, keep: int) -> None:
+    """Remove what an interrupted or replaced save left, and all but the latest `keep` checkpoints."""
+    for entry in root.iterdir():
+        if _ASIDE.fullmatch(entry.name):
+            _remove(entry)
+    for step in steps_on_disk(root)[:-keep]:
+        _remove(root / f"step-{step}")
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)

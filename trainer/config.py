@@ -1,0 +1,164 @@
+"""What a run is asked to do, as types; `load_config` reads it from YAML in which nothing is guessed.
+
+Every other module takes the part of `Config` it needs. Paths may hold `~` and `$VARS`; a relative path is relative to
+the working directory. Sizes that are left out are taken from the target model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+import typedyaml
+from typedyaml import Float, Int, Model, ProblemAt, Str
+
+Count = Annotated[Int, Field(ge=1)]
+Index = Annotated[Int, Field(ge=0)]
+Positive = Annotated[Float, Field(gt=0)]
+Fraction = Annotated[Float, Field(ge=0, le=1)]
+Momentum = Annotated[Float, Field(ge=0, lt=1)]
+Device = Annotated[Str, Field(pattern=r"^(cpu|cuda:[0-9]+)$")]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+BLOCK_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
+"""The published gamma of each block size; other sizes take half the block."""
+
+
+class ConfigError(Exception):
+    """One line for a person: what is wrong, where, and what to do. The process ends with exit code 2."""
+
+
+class Devices(Model):
+    target: Annotated[list[Device], Field(min_length=1, max_length=1)]
+    """One target thread."""
+    drafter: Annotated[list[Device], Field(min_length=1)]
+    """One replica and one thread each; a device may be named several times."""
+
+
+class CpuThreads(Model):
+    """Cores that one worker thread may use inside an operation; with more workers than cores, 1 is best."""
+
+    target: Count = 1
+    drafter: Count = 1
+
+
+class TargetConfig(Model):
+    path: Str
+    """A local Hugging Face causal language model."""
+    dtype: Dtype = "auto"
+    """auto: bfloat16 where the device computes in it, else float32."""
+    layer_ids: Annotated[list[Index], Field(min_length=1)] | None = None
+    """Layers whose outputs are captured (0-based); left out, `captured_layers` of them evenly spread."""
+    captured_layers: Count = 5
+
+
+class DataConfig(Model):
+    kind: Literal["conversations", "text", "python-docs"]
+    """conversations: JSONL of {"messages": ...} or ShareGPT; text: plain files; python-docs: needs no file at all."""
+    paths: list[Str] = Field(default_factory=list)
+    sequence_length: Annotated[Int, Field(ge=8)]
+
+    @model_validator(mode="after")
+    def _paths_fit_kind(self) -> DataConfig:
+        if self.kind == "python-docs" and self.paths:
+            raise ProblemAt(("paths",), "python-docs reads the standard library; leave paths out")
+        if self.kind != "python-docs" and not self.paths:
+            raise ProblemAt(("paths",), f"{self.kind} needs at least one file")
+        return self
+
+
+class DrafterConfig(Model):
+    layers: Count
+    block_size: Annotated[Int, Field(ge=2)]
+    anchors: Count
+    """Blocks per sequence and step, always this many: rows that cannot fill them are padded, so shapes stay static."""
+    mask_token_id: Index
+    """A spare row of the target's embedding; never the pad token, never a token of the data."""
+    dtype: Dtype = "auto"
+    """Of the arithmetic; weights and optimizer are always float32."""
+    loss_decay: Positive | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    intermediate_size: Count | None = None
+    head_chunk_rows: Count = 2048
+    """Rows of logits that exist at once."""
+
+    @property
+    def gamma(self) -> float:
+        return self.loss_decay or BLOCK_DECAY.get(self.block_size, self.block_size / 2)
+
+
+class OptimizerConfig(Model):
+    lr: Positive
+    warmup_fraction: Fraction = 0.04
+    schedule: Literal["cosine", "constant"] = "cosine"
+    final_lr_fraction: Fraction = 0.1
+    weight_decay: Annotated[Float, Field(ge=0)] = 0.01
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.95
+    clip_norm: Positive = 1.0
+
+
+class Config(Model):
+    steps: Count
+    batch_size: Count
+    """Sequences per optimizer step, over all replicas."""
+    seed: Index = 0
+    output_dir: Str = "runs/trainer"
+    """Where records and checkpoints go when specctl gives no run directory."""
+    resume: Literal["auto", "never"] = "auto"
+    checkpoint_every: Count = 500
+    keep_checkpoints: Count = 3
+    log_every: Count = 1
+    replica_check_every: Count = 20
+    """Steps between two proofs that all replicas hold the same weights."""
+    queue_depth: Count = 2
+    """Micro-batches that may wait in front of each drafter."""
+    devices: Devices
+    cpu_threads: CpuThreads = CpuThreads()
+    target: TargetConfig
+    data: DataConfig
+    drafter: DrafterConfig
+    optimizer: OptimizerConfig
+    requirements: list[Str] | Str | None = None
+    """Read by specctl, not by the trainer: what the run's environment is made from."""
+    patterns: dict[Str, Str] = Field(default_factory=dict)
+    """Read by specctl, not by the trainer."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Config:
+        replicas = len(self.devices.drafter)
+        if self.batch_size % replicas:
+            raise ProblemAt(("batch_size",), f"must be a multiple of the {replicas} drafters, is {self.batch_size}")
+        if self.drafter.block_size > self.data.sequence_length:
+            raise ProblemAt(("drafter", "block_size"), "must not exceed data.sequence_length")
+        if self.drafter.anchors > self.data.sequence_length - 1:
+            raise ProblemAt(("drafter", "anchors"), "must be less than data.sequence_length")
+        return self
+
+    def what_a_resume_must_keep(self) -> dict[str, Any]:
+        """Everything that decides which rows, blocks and weights a step works on; the rest may change on a resume."""
+        free = {"path", "dtype", "paths", "head_chunk_rows"}
+        kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter")}
+        return {"seed": self.seed, "batch_size": self.batch_size, **kept}
+
+
+def load_config(path: str) -> Config:
+    """Raises `ConfigError` with file, line and key."""
+    try:
+        return typedyaml.load(path, Config)
+    except typedyaml.TypedYamlError as error:
+        raise ConfigError(str(error)) from error
+
+
+def expand_path(text: str, *, key: str) -> Path:
+    """`text` with `~` and `$VARS` filled in; a variable that is not set is a `ConfigError`, never a literal `$`."""
+    expanded = os.path.expandvars(text)
+    if left := re.search(r"\$\{?\w+\}?", expanded):
+        raise ConfigError(f"{key}: {left.group()} is not set in the environment (in {text!r})")
+    return Path(expanded).expanduser()

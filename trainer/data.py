@@ -1,0 +1,223 @@
+"""Text in, rows of a fixed length out: token ids, which of them are trained on, and an order that depends on the seed
+alone.
+
+Conversations (JSONL) become one row each, trained on the assistant's turns only; plain text becomes rows of one
+document, never of two, so that nothing has to be hidden between documents. What cannot be used is counted and named
+by file and line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.blocks import generator_for
+from trainer.config import ConfigError, DataConfig, expand_path
+
+MIN_TRAINED_TOKENS = 2
+"""An anchor needs two neighbouring tokens that are trained on."""
+_ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
+_DIALECTS = {
+    "messages": ("role", "content", _ROLES),
+    "conversations": ("from", "value", {**_ROLES, "human": "user", "gpt": "assistant"}),
+}
+"""Where a line holds its turns; and in a turn, where the role and the text are, and what roles are called."""
+
+Ids = list[int]
+Flags = list[bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cursor:
+    """Where in the data a run is: what comes next is row `position` of the order of `epoch`."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadRow:
+    where: str
+    """file:line"""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """All rows, padded on the right to one length. Padding and what is not trained on has a False mask."""
+
+    ids_RS: Tensor
+    loss_mask_RS: Tensor
+    lengths_R: Tensor
+    seed: int
+    bad: list[BadRow] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.ids_RS.shape[0]
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Tensor, Cursor]:
+        """The indices of the next `count` rows, and the cursor behind them. Every epoch has an order of its own."""
+        taken: list[Tensor] = []
+        epoch, position = cursor.epoch, cursor.position
+        while count:
+            order = torch.randperm(len(self), generator=generator_for(self.seed, "order", epoch))
+            part = order[position : position + count]
+            taken.append(part)
+            count -= len(part)
+            position += len(part)
+            if position >= len(self):
+                epoch, position = epoch + 1, 0
+        return torch.cat(taken), Cursor(epoch=epoch, position=position)
+
+
+def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: int) -> Rows:
+    """Read and tokenise everything. Raises `ConfigError` when nothing can be trained on."""
+    bad: list[BadRow] = []
+    if config.kind == "conversations":
+        rows = list(_conversation_rows(config, tokenizer, bad))
+    else:
+        documents = _python_docs() if config.kind == "python-docs" else _text_files(config)
+        rows = list(_text_rows(documents, config.sequence_length, tokenizer, bad))
+    if not rows:
+        first = f"; the first: {bad[0].where}: {bad[0].why}" if bad else ""
+        raise ConfigError(f"data: no row of {config.kind} can be trained on ({len(bad)} bad{first})")
+
+    length = config.sequence_length
+    ids_RS = torch.full((len(rows), length), _filler(tokenizer), dtype=torch.long)
+    loss_mask_RS = torch.zeros((len(rows), length), dtype=torch.bool)
+    for index, (ids, flags) in enumerate(rows):
+        ids_RS[index, : len(ids)] = torch.tensor(ids)
+        loss_mask_RS[index, : len(ids)] = torch.tensor(flags)
+    if (ids_RS == mask_token_id).any():
+        raise ConfigError(
+            f"drafter.mask_token_id: {mask_token_id} ({tokenizer.convert_ids_to_tokens(mask_token_id)!r}) occurs in the"
+            " data; choose a token that never does"
+        )
+    lengths_R = torch.tensor([len(ids) for ids, _ in rows])
+    return Rows(ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, lengths_R=lengths_R, seed=seed, bad=bad)
+
+
+def _filler(tokenizer: Any) -> int:
+    # Behind the end of a row, where causal attention keeps it from every real token.
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
+
+
+# --- plain text -----------------------------------------------------------------------------------------------------
+
+
+def _python_docs() -> Iterator[tuple[str, str]]:
+    """The language reference that `help()` shows; part of every Python."""
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items()):
+        yield f"pydoc_data.topics:{name}", text
+
+
+def _text_files(config: DataConfig) -> Iterator[tuple[str, str]]:
+    for path in _paths(config):
+        try:
+            yield f"{path}:1", path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"data.paths: {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _text_rows(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any, bad: list[BadRow]
+               ) -> Iterator[tuple[Ids, Flags]]:  # fmt: skip
+    named = list(documents)
+    if not named:
+        return
+    encoded = tokenizer([text for _, text in named], add_special_tokens=False)["input_ids"]
+    for (where, _), ids in zip(named, encoded, strict=True):
+        if len(ids) < MIN_TRAINED_TOKENS:
+            bad.append(BadRow(where=where, why=f"only {len(ids)} tokens"))
+        for start in range(0, len(ids), length):
+            part = ids[start : start + length]
+            if len(part) >= MIN_TRAINED_TOKENS:
+                yield part, [True] * len(part)
+
+
+# --- conversations --------------------------------------------------------------------------------------------------
+
+
+def _conversation_rows(config: DataConfig, tokenizer: Any, bad: list[BadRow]) -> Iterator[tuple[Ids, Flags]]:
+    if not tokenizer.chat_template:
+        raise ConfigError("data.kind: conversations need a target with a chat template; use text, or an instruct model")
+    for path in _paths(config):
+        try:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if not line.strip():
+                        continue
+                    try:
+                        yield _encode(parse_conversation(line), tokenizer, config.sequence_length)
+                    except ValueError as error:
+                        bad.append(BadRow(where=f"{path}:{number}", why=" ".join(str(error).split())))
+        except OSError as error:
+            raise ConfigError(f"data.paths: {path}: {error.strerror or error}") from None
+
+
+def parse_conversation(line: bytes) -> list[dict[str, str]]:
+    """The messages of a line, as {role, content}; `ValueError` says what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError("is not an object")
+    key = next((key for key in _DIALECTS if key in record), None)
+    if key is None:
+        raise ValueError(f"has none of {', '.join(map(repr, _DIALECTS))}")
+    role_key, text_key, roles = _DIALECTS[key]
+    turns = record[key]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"{key!r} is not a list of turns")
+    messages = []
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, dict) or not isinstance(turn.get(text_key), str):
+            raise ValueError(f"{key}[{index}] has no text under {text_key!r}")
+        role = turn.get(role_key)
+        if not isinstance(role, str) or role not in roles:
+            raise ValueError(f"{key}[{index}] has the unknown {role_key} {role!r}")
+        messages.append({"role": roles[role], "content": turn[text_key]})
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError("has no assistant turn")
+    return messages
+
+
+def _encode(messages: list[dict[str, str]], tokenizer: Any, length: int) -> tuple[Ids, Flags]:
+    """Ids of the conversation, cut at `length`, and which of them an assistant wrote."""
+    render: Callable[..., str] = tokenizer.apply_chat_template
+    try:
+        text = render(messages, tokenize=False)
+        spans = []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = render(messages[:index], tokenize=False, add_generation_prompt=True)
+                through = render(messages[: index + 1], tokenize=False)
+                if not (text.startswith(before) and text.startswith(through)):
+                    raise ValueError("the chat template renders a turn differently when others follow it")
+                spans.append((len(before), len(through)))
+    except ValueError:
+        raise
+    except Exception as error:  # a template is a program of the model's: it may refuse in any way it likes
+        raise ValueError(f"the chat template refuses it: {error}") from None
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = encoded["input_ids"][:length]
+    flags = [any(start <= at < end for start, end in spans) for at, _ in encoded["offset_mapping"][:length]]
+    if not any(one and two for one, two in itertools.pairwise(flags)):
+        raise ValueError(f"no two assistant tokens in a row within {length} tokens")
+    return ids, flags
+
+
+def _paths(config: DataConfig) -> list[Path]:
+    return [expand_path(text, key="data.paths") for text in config.paths]

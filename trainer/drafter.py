@@ -1,0 +1,162 @@
+"""The DFlash drafter: a few Qwen3-style layers that read the target's features and fill a block of masked slots at
+once.
+
+Queries come from the block slots only. Keys and values are projections of [context features | slots]; the features
+are one vector per context token (`fc` over the captured layers, then `hidden_norm`), shared by all layers. Embedding
+and output head are the target's own, frozen (`FrozenEnds`), and not part of the weights. Names of parameters are
+those that the servers load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.attention import Attention
+from trainer.blocks import Blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterShape:
+    hidden: int
+    captured: int
+    """Number of target layers whose outputs are concatenated."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    rms_norm_eps: float
+    rope_theta: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenEnds:
+    """The target's embedding and output head, on one device, in the drafter's type of arithmetic."""
+
+    embedding_VH: Tensor
+    head_VH: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FrozenEnds:
+        tied = self.embedding_VH.data_ptr() == self.head_VH.data_ptr()
+        embedding = self.embedding_VH.to(device, dtype)
+        return FrozenEnds(embedding_VH=embedding, head_VH=embedding if tied else self.head_VH.to(device, dtype))
+
+
+class Linear(nn.Linear):
+    """Without bias; float32 weights are cast to the input's type, so that the optimizer keeps full precision."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def rotate(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> Tensor:
+    """Rotary embedding over the whole head, halves paired as in Llama and Qwen."""
+    first, second = x_BHLD.chunk(2, dim=-1)
+    return x_BHLD * cos_BLD[:, None] + torch.cat((-second, first), dim=-1) * sin_BLD[:, None]
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q_proj = Linear(shape.hidden, shape.heads * shape.head_dim)
+        self.k_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
+        self.q_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps)
+        self.k_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps)
+
+    def forward(self, slots_BTH: Tensor, context_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attention, mask: Any
+                ) -> Tensor:  # fmt: skip
+        cos, sin = rope
+        context_length = context_BSH.shape[1]
+        keys_from = torch.cat((context_BSH, slots_BTH), dim=1)
+        query = self.q_norm(self._heads(self.q_proj(slots_BTH)))
+        key = self.k_norm(self._heads(self.k_proj(keys_from)))
+        value = self._heads(self.v_proj(keys_from))
+        query = rotate(query, cos[:, context_length:], sin[:, context_length:])
+        key = rotate(key, cos, sin)
+        out_BHTD = attend(query, key, value, mask)
+        return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
+
+    def _heads(self, x_BLE: Tensor) -> Tensor:
+        return x_BLE.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.gate_proj = Linear(shape.hidden, shape.intermediate)
+        self.up_proj = Linear(shape.hidden, shape.intermediate)
+        self.down_proj = Linear(shape.intermediate, shape.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(shape.hidden, shape.rms_norm_eps)
+        self.self_attn = SelfAttention(shape)
+        self.post_attention_layernorm = RmsNorm(shape.hidden, shape.rms_norm_eps)
+        self.mlp = Mlp(shape)
+
+    def forward(self, slots_BTH: Tensor, context_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attention, mask: Any
+                ) -> Tensor:  # fmt: skip
+        slots_BTH = slots_BTH + self.self_attn(self.input_layernorm(slots_BTH), context_BSH, rope, attend, mask)
+        return slots_BTH + self.mlp(self.post_attention_layernorm(slots_BTH))
+
+
+class Drafter(nn.Module):
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fc = Linear(shape.captured * shape.hidden, shape.hidden)
+        self.hidden_norm = RmsNorm(shape.hidden, shape.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RmsNorm(shape.hidden, shape.rms_norm_eps)
+
+    def initialise(self, generator: torch.Generator, std: float = 0.02) -> None:
+        """Fresh weights, the same for the same generator on any device; norms stay ones."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.dim() > 1:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, attend: Attention) -> Tensor:
+        """Hidden states of all slots [B, T, H], ready for the output head."""
+        rows, context_length, _ = features_BSF.shape
+        context_positions = torch.arange(context_length, device=features_BSF.device).expand(rows, -1)
+        rope = self._rope(torch.cat((context_positions, blocks.positions_BT), dim=1), ends.head_VH.dtype)
+        mask = attend.mask(blocks, context_length)
+        context_BSH = self.hidden_norm(self.fc(features_BSF))
+        slots_BTH = F.embedding(blocks.tokens_BT, ends.embedding_VH)
+        for layer in self.layers:
+            slots_BTH = layer(slots_BTH, context_BSH, rope, attend, mask)
+        return self.norm(slots_BTH)
+
+    def _rope(self, positions_BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        size = self.shape.head_dim
+        exponents = torch.arange(0, size, 2, device=positions_BL.device, dtype=torch.float32) / size
+        angles = positions_BL[..., None].float() * self.shape.rope_theta**-exponents
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)

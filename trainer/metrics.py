@@ -1,0 +1,249 @@
+"""Everything a run says: plain lines on stdout, and the records of the run directory (the contract with specctl).
+
+The only module that prints. With specctl around it (four SPECCTL_ variables) the records go into the run directory it
+names; without, into the configuration's `output_dir`, in the same form. A step line is `key=value`, one line per worker
+and then one for the run; `events.jsonl`, `metrics.jsonl` grow by one write per line, `heartbeat.json` is replaced
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+
+HEARTBEAT_MIN_S = 0.5
+HEARTBEAT_MAX_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """Whose records these are. `nonce` tells this attempt's from those of any other."""
+
+    directory: Path
+    run_id: str
+    attempt: int = 1
+    nonce: str = ""
+
+
+def identity_from_environment(environment: Mapping[str, str]) -> RunIdentity | None:
+    """What specctl says of this run; None without specctl. Raises `ConfigError` for half of it."""
+    directory = environment.get("SPECCTL_RUN_DIR")
+    if not directory:
+        return None
+    names = ("SPECCTL_RUN_ID", "SPECCTL_ATTEMPT", "SPECCTL_NONCE")
+    if missing := [name for name in names if not environment.get(name)]:
+        raise ConfigError(f"SPECCTL_RUN_DIR is set, but {', '.join(missing)} is not; unset it to run without specctl")
+    run_id, attempt, nonce = (environment[name] for name in names)
+    if not attempt.isdecimal():
+        raise ConfigError(f"SPECCTL_ATTEMPT must be a number, is {attempt!r}")
+    if not Path(directory).is_dir():
+        raise ConfigError(f"SPECCTL_RUN_DIR is no directory: {directory}")
+    return RunIdentity(directory=Path(directory), run_id=run_id, attempt=int(attempt), nonce=nonce)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStep:
+    name: str
+    loss: float
+    tok_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStep:
+    """One optimizer step, as it is logged. The waits are shares of the time since the last logged step."""
+
+    step: int
+    loss: float
+    tok_s: float
+    lr: float
+    grad_norm: float
+    queued: int
+    queue_size: int
+    wait_target: float
+    """Drafters waiting for the target."""
+    wait_drafter: float
+    """The target waiting for room in the queue."""
+    workers: list[WorkerStep] = field(default_factory=list)
+
+
+class Throughput:
+    """Target tokens trained on per second over the whole run; the first steps, which warm up, are left out.
+
+    Until the warm-up is over the figure is that of the steps so far, so that it is never zero after a step.
+    """
+
+    def __init__(self, *, workers: int, now: float, warmup_steps: int = 2) -> None:
+        self._start = now
+        self._now = now
+        self._warmup_left = warmup_steps
+        self._tokens = [0] * workers
+        self._fresh = False
+
+    def add(self, tokens: list[int], *, now: float) -> None:
+        """One more step: its tokens by worker."""
+        if self._fresh:
+            self._tokens, self._start, self._fresh = [0] * len(tokens), self._now, False
+        self._tokens = [old + new for old, new in zip(self._tokens, tokens, strict=True)]
+        self._now = now
+        if self._warmup_left:
+            self._warmup_left -= 1
+            self._fresh = self._warmup_left == 0
+
+    def tok_s(self) -> list[float]:
+        """By worker; their sum is the run's."""
+        elapsed_s = max(self._now - self._start, 1e-9)
+        return [tokens / elapsed_s for tokens in self._tokens]
+
+
+class Reporter:
+    """Says what happens, from any thread. `gpu_memory_bytes` is asked at each heartbeat."""
+
+    def __init__(self, identity: RunIdentity) -> None:
+        self.identity = identity
+        self.gpu_memory_bytes: Callable[[], dict[str, int]] = dict
+        self._print_lock = threading.Lock()
+        self._phase_lock = threading.Lock()
+        self._heartbeat_lock = threading.Lock()
+        self._phase = ""
+        self._step = 0
+        self._checkpointing = False
+        self._heartbeat_at = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def open(self) -> None:
+        self.identity.directory.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+
+    def ended(self, *, code: int, stopped: bool, **facts: Any) -> None:
+        """The last record of this process."""
+        self._closing.set()
+        self._thread.join(HEARTBEAT_MAX_S)
+        self._write_heartbeat()
+        self.event("ended", code=code, stopped=stopped, **facts)
+
+    def last_words(self, stopped: bool, code: int) -> None:
+        """`ended` from a signal handler, right before the process is gone: takes no lock, since one may be held."""
+        if stopped:
+            os.write(1, b"phase=stopping\n")
+            self.event("phase", phase="stopping")
+        self.event("ended", code=code, stopped=stopped)
+
+    # --- lines ---
+
+    def say(self, line: str) -> None:
+        """One plain line on stdout."""
+        with self._print_lock:
+            print(line, flush=True)
+
+    def complain(self, line: str) -> None:
+        """One plain line on stderr."""
+        with self._print_lock:
+            print(line, file=sys.stderr, flush=True)
+
+    def phase(self, name: str, **facts: Any) -> None:
+        """Enter a phase: a line, an event, a heartbeat. Nothing follows on `stopping`."""
+        with self._phase_lock:
+            if self._phase in (name, "stopping"):
+                return
+            self._phase = name
+        self.say(" ".join([f"phase={name}", *(f"{key}={value}" for key, value in facts.items())]))
+        self.event("phase", phase=name, **facts)
+        self._write_heartbeat()
+
+    def step(self, done: RunStep) -> None:
+        """Log a step: a line per worker, then one for the run."""
+        step = f"step={done.step}"
+        self._metric(done.step, loss=done.loss, tok_s=done.tok_s, lr=done.lr, grad_norm=done.grad_norm, worker=None)
+        for worker in done.workers:
+            self._metric(
+                done.step, loss=worker.loss, tok_s=worker.tok_s, lr=done.lr, grad_norm=None, worker=worker.name
+            )
+        lines = [f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}" for one in done.workers]
+        lines.append(
+            f"{step} loss={done.loss:.4f} tok/s={done.tok_s:.1f} lr={done.lr:.2e} grad_norm={done.grad_norm:.2f}"
+            f" queue={done.queued}/{done.queue_size}"
+            f" wait_target={done.wait_target:.0%} wait_drafter={done.wait_drafter:.0%}"
+        )
+        self.say("\n".join(lines))
+
+    def advanced(self, step: int) -> None:
+        """A step is done, logged or not: the heartbeat says so, at most twice a second."""
+        self._step = step
+        if time.monotonic() - self._heartbeat_at >= HEARTBEAT_MIN_S:
+            self._write_heartbeat()
+
+    def checkpointing(self, now: bool) -> None:
+        self._checkpointing = now
+        self._write_heartbeat()
+
+    def exception(self, worker: str, error: BaseException) -> None:
+        """The event, and Python's own form of an exception in a thread on stderr."""
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        self.event("exception", worker=worker, type=name, message=str(error), traceback=text)
+        with self._print_lock:
+            sys.stderr.write(f"Exception in thread {worker}:\n{text}")
+            sys.stderr.flush()
+
+    # --- records ---
+
+    def event(self, name: str, **facts: Any) -> None:
+        self._append("events.jsonl", {**self._stamp(), "event": name, **facts})
+
+    def _metric(self, step: int, **facts: Any) -> None:
+        self._append("metrics.jsonl", {**self._stamp(), "step": step, **facts})
+
+    def _stamp(self) -> dict[str, Any]:
+        return {
+            "time": time.time(), "source": "trainer", "attempt": self.identity.attempt, "nonce": self.identity.nonce,
+        }  # fmt: skip
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        # One write on an O_APPEND descriptor: lines of several threads, and of the supervisor, never mix. No lock, so
+        # that a signal handler may call it.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.identity.directory / name, flags, 0o644)
+        try:
+            os.write(descriptor, json.dumps(record).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _beat(self) -> None:
+        while not self._closing.wait(HEARTBEAT_MAX_S):
+            try:
+                self._write_heartbeat()
+            except OSError as error:
+                # The run itself must not end for a heartbeat; a full disk ends it at the next checkpoint, by name.
+                self.complain(f"heartbeat not written: {error}")
+
+    def _write_heartbeat(self) -> None:
+        with self._heartbeat_lock:
+            beat = {
+                "run_id": self.identity.run_id,
+                "attempt": self.identity.attempt,
+                "nonce": self.identity.nonce,
+                "pid": os.getpid(),
+                "phase": self._phase,
+                "step": self._step,
+                "time": time.time(),
+                "monotonic_s": time.monotonic(),
+                "checkpointing": self._checkpointing,
+                "gpu_memory_bytes": self.gpu_memory_bytes(),
+            }
+            self._heartbeat_at = time.monotonic()
+            path = self.identity.directory / "heartbeat.json"
+            aside = path.with_name("heartbeat.json.tmp")
+            aside.write_text(json.dumps(beat), encoding="utf-8")
+            aside.replace(path)

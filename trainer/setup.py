@@ -1,0 +1,91 @@
+"""What a run needs before its first step: devices that exist, a report on the data, replicas, what to resume from.
+
+Called by `train.train`, on the main thread.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from trainer import checkpoint
+from trainer.attention import attention_for
+from trainer.blocks import generator_for
+from trainer.checkpoint import Checkpoint
+from trainer.config import Config, ConfigError
+from trainer.data import Rows
+from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.metrics import Reporter
+from trainer.replica import Replica
+from trainer.target import Target, arithmetic_dtype
+
+BAD_ROWS_NAMED = 10
+BAD_ROWS_RECORDED = 100
+
+
+def make_replicas(config: Config, target: Target, shape: DrafterShape) -> list[Replica]:
+    """One per drafter device, all with the same fresh weights; those of a device share its copy of the frozen ends."""
+    ends: dict[torch.device, FrozenEnds] = {}
+    members = []
+    for device in map(torch.device, config.devices.drafter):
+        if device not in ends:
+            # On a CPU "auto" is float32: the drafter's products are small, and its losses then compare across machines.
+            auto_on_cpu = config.drafter.dtype == "auto" and device.type == "cpu"
+            dtype = torch.float32 if auto_on_cpu else arithmetic_dtype(config.drafter.dtype, device)
+            ends[device] = target.ends.to(device, dtype)
+        members.append(Replica(
+            shape, ends[device], attention_for(device), config, device, initial=generator_for(config.seed, "weights")
+        ))  # fmt: skip
+    return members
+
+
+def find_resume(
+    config: Config, reporter: Reporter, must_keep: dict[str, Any], *, must_resume: bool
+) -> Checkpoint | None:
+    """The latest complete checkpoint of this run, if there is one. Raises `ConfigError` if it may not be gone on from.
+
+    `must_keep` is what has to be now as it was when the checkpoint was made.
+    """
+    root = reporter.identity.directory / "checkpoints"
+    on_disk = checkpoint.steps_on_disk(root)
+    if config.resume == "never" and not must_resume:
+        if on_disk:
+            raise ConfigError(
+                f"{root} already holds checkpoints, up to step-{on_disk[-1]}; add --resume to go on from them, or"
+                " choose another output_dir"
+            )
+        return None
+    found = checkpoint.latest(root, say=reporter.say)
+    if found is None:
+        if must_resume:
+            raise ConfigError(f"--resume: no complete checkpoint in {root}")
+        return None
+    # As JSON, since that is what the file holds: a tuple comes back as a list.
+    was, now = found.state["must_keep"], json.loads(json.dumps(must_keep))
+    changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+    if changed:
+        raise ConfigError(
+            f"{root}/step-{found.step} was trained with another {', '.join(changed)}; restore that in the"
+            " configuration, or choose another output_dir"
+        )
+    return found
+
+
+def check_devices(devices: list[torch.device]) -> None:
+    """Raises `ConfigError` for a device that this machine does not have."""
+    for device in devices:
+        if device.type == "cuda" and device.index >= torch.cuda.device_count():
+            raise ConfigError(f"devices: {device} is not here; torch sees {torch.cuda.device_count()} CUDA devices")
+
+
+def report_data(rows: Rows, reporter: Reporter) -> None:
+    for bad in rows.bad[:BAD_ROWS_NAMED]:
+        reporter.say(f"data row skipped: {bad.where}: {bad.why}")
+    if len(rows.bad) > BAD_ROWS_NAMED:
+        reporter.say(f"data row skipped: and {len(rows.bad) - BAD_ROWS_NAMED} more")
+    trained = int(rows.loss_mask_RS.sum())
+    reporter.say(f"data rows={len(rows)} bad={len(rows.bad)} tokens={int(rows.lengths_R.sum())} trained_on={trained}")
+    named = [f"{bad.where}: {bad.why}" for bad in rows.bad[:BAD_ROWS_RECORDED]]
+    reporter.event("data", rows=len(rows), bad=len(rows.bad), bad_rows=named)

@@ -1,0 +1,145 @@
+"""The frozen target: any local Hugging Face causal language model, its captured layers, and its two ends.
+
+The target thread calls `features`; the drafters share `ends`. Layer `id` is captured by a hook on its *output*, which
+is what Hugging Face calls `hidden_states[id + 1]`, because `[0]` is the embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
+from trainer.drafter import DrafterShape, FrozenEnds
+
+
+class Target:
+    """Loaded once, on the main thread; afterwards only the target thread runs it."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, layer_ids: list[int], device: torch.device) -> None:
+        self.model, self.tokenizer, self.layer_ids, self.device = model, tokenizer, layer_ids, device
+        self.ends = _ends(model)
+        self._captured: dict[int, Tensor] = {}
+        layers = _decoder_layers(model)
+        for layer_id in layer_ids:
+            layers[layer_id].register_forward_hook(self._hook(layer_id))
+
+    @torch.no_grad()
+    def features(self, ids_BS: Tensor) -> Tensor:
+        """The captured layers' outputs side by side [B, S, captured * H], in the target's type."""
+        self._captured.clear()
+        self.model.base_model(input_ids=ids_BS.to(self.device), use_cache=False)
+        features = torch.cat([self._captured[layer_id] for layer_id in self.layer_ids], dim=-1)
+        self._captured.clear()
+        return features
+
+    def _hook(self, layer_id: int) -> Any:
+        def capture(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            self._captured[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        return capture
+
+
+def load_target(config: TargetConfig, device: torch.device) -> Target:
+    """Raises `ConfigError` for a path without a model, or a model that cannot be a target."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    # Progress bars redraw with carriage returns, in a log that is read line by line.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    path = expand_path(config.path, key="target.path")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"target.path: no Hugging Face model in {path} (config.json is missing)")
+    dtype = arithmetic_dtype(config.dtype, device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
+    model.requires_grad_(False).eval().to(device)
+    layer_ids = choose_layers(config, count=len(_decoder_layers(model)))
+    return Target(model, tokenizer, layer_ids=layer_ids, device=device)
+
+
+def choose_layers(config: TargetConfig, *, count: int) -> list[int]:
+    """The configured ids, or `captured_layers` of them evenly spread from 1 to count-3 (one: the middle)."""
+    wanted = config.captured_layers
+    if config.layer_ids is not None:
+        ids = config.layer_ids
+        if max(ids) >= count or ids != sorted(set(ids)):
+            raise ConfigError(f"target.layer_ids: must rise, from 0 to {count - 1} at most; is {ids}")
+        return ids
+    if wanted == 1:
+        return [count // 2]
+    ids = [round(1 + index * (count - 4) / (wanted - 1)) for index in range(wanted)]
+    if count < 4 or len(set(ids)) < wanted:
+        raise ConfigError(
+            f"target.captured_layers: {count} layers are too few to spread {wanted}; set target.layer_ids"
+        )
+    return ids
+
+
+def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What `name` means on `device`. On a CPU bfloat16 pays only where its vector units know it."""
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+        return torch.bfloat16
+    return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def drafter_shape(target: Target, config: DrafterConfig) -> DrafterShape:
+    """Sizes as configured, and the target's own where they are left out. Raises `ConfigError` if they do not fit."""
+    model = target.model.config.get_text_config()
+    heads = config.heads or model.num_attention_heads
+    kv_heads = config.kv_heads or (config.heads or getattr(model, "num_key_value_heads", None) or heads)
+    head_dim = config.head_dim or getattr(model, "head_dim", None) or model.hidden_size // heads
+    if heads % kv_heads:
+        raise ConfigError(f"drafter.kv_heads: {heads} heads cannot share {kv_heads} key heads")
+    if head_dim % 2:
+        raise ConfigError(f"drafter.head_dim: must be even, is {head_dim}")
+    vocabulary = target.ends.embedding_VH.shape[0]
+    special = {target.tokenizer.pad_token_id, target.tokenizer.eos_token_id, target.tokenizer.bos_token_id}
+    if config.mask_token_id >= vocabulary or config.mask_token_id in special:
+        raise ConfigError(
+            f"drafter.mask_token_id: {config.mask_token_id} must be a spare row of the target's {vocabulary} tokens,"
+            " not its pad, begin or end token"
+        )
+    rope = getattr(model, "rope_parameters", None) or {}
+    return DrafterShape(
+        hidden=model.hidden_size,
+        captured=len(target.layer_ids),
+        layers=config.layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=config.intermediate_size or getattr(model, "intermediate_size", None) or 4 * model.hidden_size,
+        rms_norm_eps=getattr(model, "rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or getattr(model, "rope_theta", None) or 10_000.0),
+    )
+
+
+def _decoder_layers(model: Any) -> nn.ModuleList:
+    count = model.config.get_text_config().num_hidden_layers
+    for _, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ConfigError(f"target.path: {type(model).__name__} has no list of {count} decoder layers to capture from")
+
+
+def _ends(model: Any) -> FrozenEnds:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    plain_head = isinstance(head, nn.Linear) and head.bias is None
+    # A scaled embedding or capped logits would be left out by the servers too: they load neither from the drafter.
+    if type(embedding) is not nn.Embedding or not plain_head:
+        raise ConfigError(f"target.path: {type(model).__name__} has no plain embedding and output head to share")
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        raise ConfigError(f"target.path: {type(model).__name__} caps its logits, which the drafter's loss does not")
+    return FrozenEnds(embedding_VH=embedding.weight.detach(), head_VH=head.weight.detach())
