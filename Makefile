@@ -1,0 +1,49 @@
+# Two commands: `make demo` trains a real drafter under supervision, `make test` runs every check.
+#
+# TORCH is what pip is asked for, and thereby which build of torch is taken. The default is the tested version as your
+# package index has it (on Linux often a CUDA build of several GB). On a laptop, point it at PyTorch's CPU wheels:
+#   make demo TORCH='torch==2.13.0 --index-url URL'    (the URL is on PyTorch's "Get started" page, platform CPU)
+TORCH  ?= torch==2.13.0
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= $(HOME)/.cache/specctl/models/SmolLM2-135M-Instruct
+
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check -q
+TESTS  ?= tests
+
+.PHONY: demo test lint pictures clean
+
+demo: $(VENV)/.trainer
+	@scripts/need tmux
+	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
+	$(VENV)/bin/specctl launch local --config configs/smollm2-cpu.yaml
+	@echo; echo "specctl is in $(VENV)/bin: put it on your PATH, or type $(VENV)/bin/specctl"
+
+test: $(VENV)/.dev
+	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap
+	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
+	$(MAKE) --no-print-directory lint
+	$(VENV)/bin/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+pictures: $(VENV)/.trainer
+	$(VENV)/bin/python scripts/pictures.py docs/pictures
+
+$(VENV)/bin/python:
+	@scripts/need ensurepip
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.trainer: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[trainer]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.trainer
+	$(PIP) install -c constraints.txt -e '.[trainer,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
