@@ -239,6 +239,7 @@ class Lab:
         self.ssh_config.write_text(SSH_CONFIG.format(node=self.node, port=port, run=self.run))
         for program in ("pct", "lab-prestart", "node-shell"):
             shutil.copy(HERE / program, sbin / program)
+        shutil.copytree(HERE / "standin", sbin / "standin", ignore=shutil.ignore_patterns("*.pyc"), dirs_exist_ok=True)
 
     def down(self) -> None:
         """End the node with all its processes, and remove what is left of it. Nothing to do is fine."""
