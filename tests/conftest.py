@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.driver import Specctl
 from tests.sshd import LoopbackSshd, SshdMissing
 
 
@@ -21,3 +22,11 @@ def sshd(tmp_path: Path) -> Iterator[LoopbackSshd]:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def specctl() -> Iterator[Specctl]:
+    """The command line with a home of its own and one target, `local`."""
+    driver = Specctl()
+    yield driver
+    driver.close()

@@ -81,7 +81,8 @@ class LoopbackSshd:
 
     @property
     def log(self) -> str:
-        return (self.root / "sshd.log").read_text(errors="replace")
+        path = self.root / "sshd.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def __enter__(self) -> LoopbackSshd:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -122,15 +123,16 @@ class LoopbackSshd:
         config = self.root / "sshd_config"
         pam = "yes" if os.geteuid() == 0 else "no"  # without PAM sshd refuses a root whose password is locked
         config.write_text(SSHD_CONFIG.format(port=self.port, root=self.root, home=self.home, pam=pam))
+        told = len(self.log)
         self._server = subprocess.Popen(
             [program, "-D", "-f", config, "-E", self.root / "sshd.log"], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         give_up_at = time.monotonic() + 10
-        while not answers(self.port):
+        while "Server listening" not in self.log[told:]:
             if self._server.poll() is not None or time.monotonic() > give_up_at:
                 self.stop()
-                raise RuntimeError(f"sshd does not listen on 127.0.0.1:{self.port}: {self.log.strip()}")
+                raise RuntimeError(f"sshd does not listen on 127.0.0.1:{self.port}: {self.log[told:].strip()}")
             time.sleep(0.01)
 
     def stop(self) -> None:

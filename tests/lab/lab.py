@@ -246,6 +246,8 @@ class Lab:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, LabUnavailable):
             os.kill(self._init_pid(), signal.SIGKILL)
         if self._holder:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself once it has reaped the node
+                self._holder.wait(timeout=5 if (self.run / "init.pid").exists() else 0)
             self._holder.kill()
             self._holder.wait()
             if self._holder.stdin:

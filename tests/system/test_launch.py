@@ -1,0 +1,201 @@
+"""What `launch` says, and above all what it does not say, of programs that fail in each of their ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.driver import Specctl, poll_until
+
+PYTHON = sys.executable
+ALIVE = {"RUNNING", "STARTING", "STALLED"}
+
+
+def test_a_program_that_steps_is_verified_by_each_rung(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("steps.py"))
+    assert done.code == 0, done.err
+    result = done.json
+    assert result["verified"] and result["rung"] == "step" and result["state"] == "RUNNING"
+    assert [item["what"] for item in result["evidence"]] == ["accepted", "session", "process", "log", "step"]
+    assert result["tok_s"] > 0 and result["session"] == result["run_id"]
+    assert specctl.processes(result["run_id"]), "it says RUNNING, and nothing carries its mark"
+
+
+def test_until_process_is_content_with_a_living_process(specctl: Specctl) -> None:
+    done = specctl.launch("--until", "process", "--", PYTHON, specctl.program("never_steps.py"))
+    assert done.code == 0 and done.json["verified"]
+
+
+def test_a_program_that_dies_at_import_is_reported_with_its_own_traceback(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("dies_at_import.py"))
+    assert done.code == 1
+    result = done.json
+    assert result["state"] == "FAILED" and not result["verified"]
+    assert result["error"]["type"] == "ModuleNotFoundError"
+    assert "a_module_that_nobody_has" in result["error"]["traceback"]
+
+
+@pytest.mark.parametrize("until", ["process", "step"])
+def test_a_program_that_exits_0_at_once_is_not_verified(specctl: Specctl, until: str) -> None:
+    done = specctl.launch("--until", until, "--", "true")
+    assert done.code == 1
+    assert done.json["state"] == "SUCCEEDED" and not done.json["verified"]
+
+
+def test_an_exit_code_behind_a_shell_is_the_runs_own(specctl: Specctl) -> None:
+    done = specctl.launch("--", "sh", "-c", "echo saved; exit 3")
+    assert done.code == 1
+    assert done.json["state"] == "FAILED" and "3" in done.json["error"]["message"]
+    assert "saved" in done.json["tail"]
+
+
+def test_a_program_that_never_steps_is_not_verified_and_goes_on(specctl: Specctl) -> None:
+    done = specctl.launch("--timeout", "2", "--", PYTHON, specctl.program("never_steps.py"))
+    assert done.code == 1
+    assert not done.json["verified"] and done.json["rung"] == "log"
+    assert specctl.processes(done.json["run_id"])
+
+
+def test_a_program_that_does_not_exist_never_started(specctl: Specctl) -> None:
+    done = specctl.launch("--", "no-such-program-anywhere")
+    assert done.code == 1
+    assert done.json["state"] == "NEVER_STARTED" and "no-such-program-anywhere" in done.json["error"]["message"]
+    row = specctl.status(done.json["run_id"])
+    assert row["state"] == "NEVER_STARTED"
+
+
+def test_a_dead_worker_is_degraded_however_well_the_others_step(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("one_thread_dies.py"))
+    run_id = done.json["run_id"]
+    row = poll_until(lambda: (found := specctl.status(run_id))["state"] == "DEGRADED" and found)
+    assert {worker["name"]: worker["state"] for worker in row["workers"]} == {
+        "drafter-0": "GONE", "drafter-1": "ALIVE", "drafter-2": "ALIVE",
+    }  # fmt: skip
+    assert "FX" in row["error"]["message"] and row["error"]["worker"] == "drafter-0"
+    assert done.code == 1 and done.json["state"] == "DEGRADED" and not done.json["verified"]
+
+
+def test_an_old_runs_traceback_in_the_text_is_not_this_runs_failure(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("old_traceback.py"))
+    assert done.code == 0
+    assert done.json["state"] == "RUNNING" and done.json["error"] is None
+    assert "yesterday" in done.json["findings"][0]["message"]
+
+
+def test_a_worker_that_steps_again_after_its_traceback_is_alive(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("worker_recovers.py"))
+    run_id = done.json["run_id"]
+    poll_until(lambda: (specctl.status(run_id)["step"] or 0) > 5)
+    assert specctl.status(run_id)["state"] == "RUNNING"
+
+
+def test_a_failing_grandchild_fails_the_run_that_left_it_behind(specctl: Specctl) -> None:
+    run_id = specctl.launch("--until", "step", "--", PYTHON, specctl.program("daemon.py")).json["run_id"]
+    row = poll_until(lambda: (found := specctl.status(run_id))["state"] not in ALIVE and found)
+    assert row["state"] == "FAILED" and "9" in row["why"]
+
+
+def test_the_repeated_start_of_a_run_adopts_it_and_never_doubles_it(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
+    code = """
+import json, sys
+from pathlib import Path
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import load_inventory
+import os
+fleet = Fleet(load_inventory(None, environ=os.environ, cwd=Path.cwd(), home=Path.home()))
+spec = json.loads(Path(sys.argv[1]).read_text())["spec"]
+print(json.dumps(fleet.agent(fleet.inventory.resolve("local")).call("start", spec=spec, secrets={})))
+"""
+    import subprocess
+
+    before = specctl.processes(run_id)
+    record = str(specctl.run_dir(run_id) / "run.json")
+    answer = subprocess.run(
+        [PYTHON, "-c", code, record], env=specctl.environ, cwd=specctl.project, capture_output=True, check=True
+    ).stdout
+    assert json.loads(answer)["adopted"] is True
+    assert specctl.processes(run_id) == before
+
+
+def test_secrets_reach_the_program_and_no_record(specctl: Specctl) -> None:
+    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}, secrets: [TOKEN]}}\n")
+    program = "import os; print('length', len(os.environ['TOKEN'])); print('step=1 tok/s=1')"
+    done = specctl.launch("--", PYTHON, "-c", program, TOKEN="hunter2-hunter2")
+    assert done.code == 0, done.err
+    run = specctl.run_dir(done.json["run_id"])
+    assert "length 15" in (run / f"{run.name}.a1.log").read_text()
+    for path in specctl.workdir.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+    missing = specctl("launch", "local", "--", "true")
+    assert missing.code == 2 and "TOKEN" in missing.err
+
+
+def test_hostile_words_arrive_as_they_are(specctl: Specctl) -> None:
+    words = ["it's", '"$HOME"', "; echo X", "a\nb", "", "--", "-n", "{x}", "*", "ä漢"]
+    program = "import sys, json; print(json.dumps(sys.argv[1:])); print('step=1 tok/s=1')"
+    done = specctl.launch("--note", 'it\'s "$HOME"; echo X', "--", PYTHON, "-c", program, *words)
+    assert done.code == 0, done.err
+    run = specctl.run_dir(done.json["run_id"])
+    lines = (run / f"{run.name}.a1.log").read_text().splitlines()
+    assert json.loads(lines[1]) == words
+    assert json.loads((run / "run.json").read_text())["spec"]["note"] == 'it\'s "$HOME"; echo X'
+
+
+def test_a_plan_does_nothing(specctl: Specctl) -> None:
+    done = specctl.launch("--plan", "--", "true")
+    assert done.code == 0 and done.json["argv"] == ["true"]
+    assert not specctl.workdir.exists()
+
+
+def test_the_code_that_runs_is_the_code_that_was_there_at_the_launch(specctl: Specctl) -> None:
+    (specctl.project / "main.py").write_text("print('step=1 tok/s=1 version=one')")
+    first = specctl.launch("--", PYTHON, "main.py").json["run_id"]
+    (specctl.project / "main.py").write_text("print('step=1 tok/s=1 version=two')")
+    second = specctl.launch("--", PYTHON, "main.py").json["run_id"]
+    assert "version=one" in specctl("logs", first).out
+    assert "version=two" in specctl("logs", second).out
+    assert len(list((specctl.workdir / "bundles").iterdir())) == 2
+
+
+def test_a_bundle_that_was_tampered_with_is_not_run(specctl: Specctl) -> None:
+    (specctl.project / "main.py").write_text("print('step=1 tok/s=1')")
+    assert specctl.launch("--", PYTHON, "main.py").code == 0
+    [bundle] = (specctl.workdir / "bundles").iterdir()
+    (bundle / "project" / "main.py").write_text("print('step=1 tok/s=1 somebody else was here')")
+    done = specctl("launch", "local", "--", PYTHON, "main.py")
+    assert done.code == 1 and "have been changed on the target" in done.err
+
+
+def test_big_files_are_refused_by_name(specctl: Specctl) -> None:
+    with (specctl.project / "weights.bin").open("wb") as file:
+        os.truncate(file.fileno(), 30 << 20)
+    done = specctl("launch", "local", "--", "true")
+    assert done.code == 1 and "weights.bin (30 MiB)" in done.err
+
+
+@pytest.mark.parametrize("ending", ["steps", "dies"])
+def test_a_script_with_a_log_of_its_own_is_judged_by_what_comes_after_the_old_bytes(
+    specctl: Specctl, ending: str
+) -> None:
+    log = specctl.home / "train_flex6.log"
+    old = "Traceback (most recent call last):\n  File \"old.py\", line 1\nRuntimeError: the error of yesterday\nstep=900 tok/s=9\n"
+    log.write_text(old)
+    done = specctl.launch("--", "bash", specctl.program("own_log.sh"), ending, LOG=str(log))
+    result = done.json
+    [foreign] = result["foreign_logs"]
+    assert foreign["path"] == str(log) and foreign["before"] == len(old) and foreign["base"] == len(old)
+    run_id = result["run_id"]
+    if ending == "steps":
+        assert done.code == 0 and result["state"] == "RUNNING"
+        assert not result["findings"]
+    else:
+        row = poll_until(lambda: (found := specctl.status(run_id))["state"] not in ALIVE and found)
+        assert row["state"] == "FAILED" and "today" in row["error"]["message"]
+    shown = specctl("logs", run_id)
+    assert "yesterday" not in shown.out and "step=900" not in shown.out and "step=1 " in shown.out
+    assert str(log) in shown.err
+    assert specctl("logs", run_id, "--grep", "yesterday").code == 1
