@@ -221,6 +221,9 @@ class Lab:
         sshd_log = self.run / "ssh" / "sshd.log"
         why = log.read_text(errors="replace") + (sshd_log.read_text(errors="replace") if sshd_log.exists() else "")
         if "Address already in use" in why and not last:
+            holder.wait()
+            if holder.stdin:
+                holder.stdin.close()
             remove_cgroup(self.run)
             return False
         raise LabUnavailable(f"the node did not start (are mounts and namespaces allowed here?): {why.strip()[-800:]}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.sshd import LoopbackSshd, answers, make_key
 
@@ -78,6 +81,13 @@ def test_a_stopped_server_drops_its_sessions_and_refuses_new_ones_until_it_is_st
     assert "Connection refused" in run(sshd.ssh("true")).stderr
     sshd.start()
     assert run(sshd.ssh("true")).returncode == 0
+
+
+def test_a_port_that_another_program_took_is_an_error_in_sshds_own_words(sshd: LoopbackSshd) -> None:
+    sshd.stop()
+    with socket.create_server(("127.0.0.1", sshd.port)):
+        with pytest.raises(RuntimeError, match="Address already in use"):
+            sshd.start()
 
 
 def poll_until(condition: Callable[[], bool]) -> None:
