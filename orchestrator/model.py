@@ -200,6 +200,17 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpenFinding:
+    """A finding whose last line has been read, but which the next line may still continue."""
+
+    finding: Finding
+    down: list[str] = field(default_factory=list)
+    """The workers that died with it."""
+    followed: bool = False
+    """A step came after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
     """What the log said of one worker (a trainer thread or rank)."""
 
@@ -227,8 +238,10 @@ class ScanState:
     whole_run: bool = False
     """Step lines without a worker were seen: they, not the workers, give the summary's step, tok/s and loss."""
     first_step_offset: int | None = None
-    step_burst: int = 0
-    """How many advances share `step_at`."""
+    advance_at: float | None = None
+    """When the step last advanced; `step_at` is when any worker's did."""
+    advance_burst: int = 0
+    """How many advances share `advance_at`."""
     tok_s_figures: int = 0
     recent_tok_s: list[float] = field(default_factory=list)
     recent_intervals_s: list[float] = field(default_factory=list)
@@ -261,8 +274,8 @@ class LogSummary:
     """The first step whose loss was nan or inf. `loss` is None while it is not finite."""
     tail: list[Finding] = field(default_factory=list)
     """The findings (first ones and the newest) that no step has followed: what an end may be blamed on."""
-    open_findings: list[Finding] = field(default_factory=list)
-    """Tracebacks at `offset` whose last line is here, but which the next line may still continue."""
+    open_findings: list[OpenFinding] = field(default_factory=list)
+    """Tracebacks from `offset` on that the next line may still continue; `logscan.settled` counts them in."""
     scan: ScanState = field(default_factory=ScanState)
 
 

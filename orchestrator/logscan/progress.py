@@ -1,0 +1,233 @@
+"""What the lines of a log add up to: the step, the figures, the workers, the findings. Constant size at any length.
+
+The scanner feeds it; `Progress(summary)` goes on from a summary, so a probe can read on where a supervisor stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from orchestrator.logscan.events import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
+from orchestrator.logscan.grammar import Reading
+from orchestrator.model import Finding, LogSummary, OpenFinding, ScanState, Worker
+
+WARM_UP_FIGURES = 2
+RECENT = 32
+MAX_FINDINGS = 8
+MAX_TAIL = 3
+MAX_WORKERS = 256
+
+
+class Progress:
+    """The mutable side of a `LogSummary`."""
+
+    def __init__(self, summary: LogSummary) -> None:
+        self._last = summary
+        self._workers = {worker.name: worker for worker in summary.workers}
+        self._findings = list(summary.findings)
+        self._tail = list(summary.tail)
+        self._findings_total = summary.findings_total
+        self._steps_seen, self._step, self._step_at = summary.steps_seen, summary.step, summary.step_at
+        self._loss, self._tok_s = summary.loss, summary.tok_s
+        self._phase, self._phase_at = summary.phase, summary.phase_at
+        self._nonfinite_step = summary.nonfinite_step
+        scan = summary.scan
+        self._whole_run = scan.whole_run
+        self.first_step_offset = scan.first_step_offset
+        self._advance_at, self._advance_burst = scan.advance_at, scan.advance_burst
+        self._tok_s_figures = scan.tok_s_figures
+        self._recent_tok_s, self._recent_intervals_s = list(scan.recent_tok_s), list(scan.recent_intervals_s)
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def read(self, reading: Reading, offset: int, now: float) -> list[Event]:
+        """Counts one line in."""
+        events: list[Event] = []
+        worker = self._known(reading, events)
+        if reading.phase is not None:
+            self._phase, self._phase_at = reading.phase, now
+            events.append(PhaseEvent(phase=reading.phase, fields=reading.fields, offset=offset))
+        if reading.step is not None:
+            events.append(
+                StepEvent(
+                    step=reading.step, worker=reading.worker, loss=reading.loss, tok_s=reading.tok_s, lr=reading.lr,
+                    grad_norm=reading.grad_norm, offset=offset,
+                )
+            )  # fmt: skip
+            self._tail.clear()
+            if self.first_step_offset is None:
+                self.first_step_offset = offset
+        loss = reading.loss
+        if loss is not None and not math.isfinite(loss) and self._nonfinite_step is None:
+            self._nonfinite_step = reading.step if reading.step is not None else self._step
+        if worker is not None:
+            self._read_worker(worker, reading, now)
+        else:
+            self._read_whole_run(reading, now)
+        return events
+
+    def _known(self, reading: Reading, events: list[Event]) -> Worker | None:
+        """The line's worker, made known and, when it steps, alive."""
+        if reading.worker is None:
+            return None
+        worker = self._workers.get(reading.worker)
+        if worker is None:
+            if len(self._workers) >= MAX_WORKERS:
+                return None
+            worker = Worker(name=reading.worker)
+        revived = worker.died_at is not None and reading.step is not None
+        if revived:
+            worker = dataclasses.replace(worker, died_at=None, error=None, died_before_first_step=False)
+        if revived or (not worker.seen and worker.died_at is None):
+            events.append(WorkerUp(name=worker.name))
+        worker = dataclasses.replace(worker, seen=True)
+        self._workers[worker.name] = worker
+        return worker
+
+    def _read_worker(self, worker: Worker, reading: Reading, now: float) -> None:
+        step, step_at = worker.step, worker.step_at
+        if reading.step is not None and reading.step != step:
+            step, step_at = reading.step, now
+            self._step_at = now
+        self._workers[worker.name] = dataclasses.replace(
+            worker, step=step, step_at=step_at,
+            tok_s=_newer(reading.tok_s, worker.tok_s), loss=_newer(reading.loss, worker.loss),
+        )  # fmt: skip
+        if not self._whole_run:
+            before = self._step
+            self._add_up()
+            if reading.step is not None and self._step is not None and (before is None or self._step > before):
+                self._advanced(now)
+                if self._tok_s is not None:
+                    self._figure(self._tok_s)
+
+    def _read_whole_run(self, reading: Reading, now: float) -> None:
+        if reading.step is None and not self._whole_run and any(w.step is not None for w in self._workers.values()):
+            return  # a figure of nobody's beside workers that have their own
+        if reading.step is not None:
+            before = self._step
+            if not self._whole_run:  # what the workers added up to so far was not the run's own figure
+                self._whole_run, self._tok_s_figures = True, 0
+                self._recent_tok_s.clear()
+            if reading.step != before:
+                self._step_at = now
+                if before is None or reading.step > before:
+                    self._advanced(now)
+            self._step = reading.step
+        self._loss = _newer(reading.loss, self._loss)
+        self._tok_s = _newer(reading.tok_s, self._tok_s)
+        if reading.tok_s is not None and math.isfinite(reading.tok_s):
+            self._figure(reading.tok_s)
+
+    def _add_up(self) -> None:
+        """Step, tok/s and loss of the run, from its living workers."""
+        living = [worker for worker in self._workers.values() if worker.died_at is None and worker.step is not None]
+        if not living:
+            return
+        self._step = min(worker.step for worker in living if worker.step is not None)
+        figures = [worker.tok_s for worker in living if worker.tok_s is not None]
+        self._tok_s = sum(figures) if figures else None
+        losses = [worker.loss for worker in living if worker.loss is not None]
+        self._loss = sum(losses) / len(losses) if losses else None
+
+    def _advanced(self, now: float) -> None:
+        self._steps_seen += 1
+        if self._advance_at is None or now < self._advance_at:
+            self._advance_at, self._advance_burst = now, 1
+        elif now == self._advance_at:
+            self._advance_burst += 1  # several were read at once: the next interval is shared out among them
+        else:
+            self._recent_intervals_s.append((now - self._advance_at) / self._advance_burst)
+            del self._recent_intervals_s[:-RECENT]
+            self._advance_at, self._advance_burst = now, 1
+
+    def _figure(self, tok_s: float) -> None:
+        self._tok_s_figures += 1
+        if self._tok_s_figures > WARM_UP_FIGURES:
+            self._recent_tok_s.append(tok_s)
+            del self._recent_tok_s[:-RECENT]
+
+    # --- findings ---------------------------------------------------------------------------------------------------
+
+    def find(self, finding: Finding, down: Iterable[str], *, followed: bool, now: float) -> list[Event]:
+        """Counts a finding in, and the death of the workers that ended with it."""
+        events: list[Event] = []
+        self._findings_total += 1
+        for index, known in enumerate(self._findings):
+            if (known.fingerprint, known.worker) == (finding.fingerprint, finding.worker):
+                finding = dataclasses.replace(finding, count=known.count + 1)
+                self._findings[index] = dataclasses.replace(known, count=finding.count)
+                break
+        else:
+            if len(self._findings) < MAX_FINDINGS:
+                self._findings.append(finding)
+        if finding.count & (finding.count - 1) == 0:
+            events.append(FindingEvent(finding=finding))
+        if not followed:
+            self._tail[MAX_TAIL - 1 :] = [finding]
+        for name in down:
+            worker = self._workers.get(name)
+            if worker is None:
+                if len(self._workers) >= MAX_WORKERS:
+                    continue
+                worker = Worker(name=name)
+            own = finding.worker == name
+            self._workers[name] = dataclasses.replace(
+                worker, died_at=now, died_before_first_step=finding.before_first_step,
+                error=_headline(finding) if own else f"{finding.type}, or another whose traceback is mixed with it",
+            )  # fmt: skip
+            events.append(WorkerDown(name=name, finding=finding if own else None))
+        if events and not self._whole_run:
+            self._add_up()
+        return events
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def summary(self, *, offset: int, lines: int, open_findings: list[OpenFinding], scan: ScanState) -> LogSummary:
+        """Everything so far. `scan` brings the scanner's own part of the state."""
+        return LogSummary(
+            offset=offset, lines=lines,
+            phase=self._phase, phase_at=self._phase_at,
+            step=self._step, step_at=self._step_at, steps_seen=self._steps_seen,
+            loss=self._loss, tok_s=self._tok_s,
+            tok_s_median=median(self._recent_tok_s), step_interval_s=median(self._recent_intervals_s),
+            workers=list(self._workers.values()),
+            findings=list(self._findings), findings_total=self._findings_total, nonfinite_step=self._nonfinite_step,
+            tail=list(self._tail), open_findings=open_findings,
+            scan=dataclasses.replace(
+                scan, whole_run=self._whole_run, first_step_offset=self.first_step_offset,
+                advance_at=self._advance_at, advance_burst=self._advance_burst, tok_s_figures=self._tok_s_figures,
+                recent_tok_s=list(self._recent_tok_s), recent_intervals_s=list(self._recent_intervals_s),
+            ),
+        )  # fmt: skip
+
+
+def settled(summary: LogSummary) -> LogSummary:
+    """`summary` as it will be if nothing more of its open tracebacks comes."""
+    if not summary.open_findings:
+        return summary
+    progress = Progress(summary)
+    for one in summary.open_findings:
+        progress.find(one.finding, one.down, followed=one.followed, now=one.finding.at)
+    return progress.summary(offset=summary.offset, lines=summary.lines, open_findings=[], scan=summary.scan)
+
+
+def median(values: list[float]) -> float | None:
+    if not values:
+        return None
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _headline(finding: Finding) -> str:
+    first = finding.message.partition("\n")[0]
+    return f"{finding.type}: {first}" if first else finding.type
+
+
+def _newer(new: float | None, old: float | None) -> float | None:
+    """The newer figure; one that is not finite leaves none, since JSON has no word for it."""
+    if new is None:
+        return old
+    return new if math.isfinite(new) else None
