@@ -137,7 +137,7 @@ class Cleaner:
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         blocks = []
         if cut:
-            self._after_cr = data[cut - 1 : cut] == b"\r"
+            self._after_cr = cut == len(data) and data.endswith(b"\r")
             blocks.append(self._emit(bytes(self._open) + data[:cut]))
             self._open = bytearray(data[cut:])
         else:

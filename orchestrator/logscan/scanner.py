@@ -70,7 +70,7 @@ class Scanner:
             if start < cut:
                 raw = bytes(self._open) + data[start:cut]
                 self._take(clean_lines(raw, self._offset, line_limit=LINE_LIMIT), self._offset + len(raw), events)
-            self._after_cr = data[cut - 1 : cut] == b"\r"
+            self._after_cr = cut == len(data) and data.endswith(b"\r")
         self._keep(data[cut:])
         return events
 
