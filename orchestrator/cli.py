@@ -15,7 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
@@ -48,13 +47,13 @@ class Until(str, Enum):
 class LaunchCommand(TyperCommand):
     """`--` separates TARGET and options from the program's own words, which click alone would mix up."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND] = args[:at], args[at + 1 :]
         return super().parse_args(ctx, args)
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- CMD...]"]
 
 
@@ -296,3 +295,7 @@ def main(argv: list[str] | None = None) -> Any:
     return app(args=argv, prog_name="specctl")
 
 
+
+
+if __name__ == "__main__":
+    main()

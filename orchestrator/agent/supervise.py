@@ -36,8 +36,9 @@ def main(run_root: str) -> int:
     if found is None:
         return 1
     for name in ("SIGHUP", "SIGTERM", "SIGINT"):
-        # The end of the tmux server, of the container or a Ctrl-C in an attached pane must not cost the record.
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+        # The end of the tmux server, of the container or a Ctrl-C in an attached pane must not cost the record. A
+        # handler, not SIG_IGN: the program would inherit that one, and be deaf to its own TERM.
+        signal.signal(getattr(signal, name), lambda number, frame: None)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         return Supervisor(paths, found[0], found[1]).run()

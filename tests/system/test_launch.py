@@ -199,3 +199,16 @@ def test_a_script_with_a_log_of_its_own_is_judged_by_what_comes_after_the_old_by
     assert "yesterday" not in shown.out and "step=900" not in shown.out and "step=1 " in shown.out
     assert str(log) in shown.err
     assert specctl("logs", run_id, "--grep", "yesterday").code == 1
+
+
+def test_a_program_starts_with_its_signals_as_they_are_by_default(specctl: Specctl) -> None:
+    program = """
+import signal
+for name in ("SIGHUP", "SIGTERM", "SIGPIPE", "SIGINT"):
+    held = signal.getsignal(getattr(signal, name))
+    print(name, held is signal.SIG_IGN and name != "SIGPIPE", signal.pthread_sigmask(signal.SIG_BLOCK, []))
+print("step=1 tok/s=1")
+"""
+    run_id = specctl.launch("--", PYTHON, "-c", program).json["run_id"]
+    shown = specctl("logs", run_id, "--grep", "^SIG").out.splitlines()
+    assert len(shown) == 4 and all(line.endswith("False set()") for line in shown), shown

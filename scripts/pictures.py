@@ -1,0 +1,67 @@
+"""Makes the README's pictures: a real launch of the demo configuration and a real status, as rich draws them.
+
+    python scripts/pictures.py docs/pictures
+
+It launches on `local` with a workdir and an index of its own, and stops what it launched.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+WIDTH = 118
+LAUNCH = "specctl launch local --config configs/smollm2-cpu.yaml"
+
+
+def recorder(command: str) -> Console:
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(f"[bold green]$[/] [bold]{command}[/]")
+    return console
+
+
+def main(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as home:
+        os.environ["XDG_STATE_HOME"] = home
+        from orchestrator.fleet import Fleet
+        from orchestrator.inventory import parse_inventory
+        from orchestrator.render import launch as show_launch
+        from orchestrator.render import status as show_status
+        from orchestrator.verbs import launch, status, stop
+
+        fleet = Fleet(parse_inventory(f"targets:\n  local: {{workdir: {home}/w}}\n"))
+        request = launch.Request(
+            target="local", config=Path("configs/smollm2-cpu.yaml"), command=[], source=Path.cwd(),
+            note="first light",
+        )  # fmt: skip
+        plan = launch.plan(request, fleet)
+        picture = recorder(LAUNCH)
+        with show_launch.Progress(picture) as progress:
+            result = launch.run(plan, fleet, progress)
+        show_launch.show_result(picture, result)
+        save(picture, folder / "launch.svg", "specctl launch")
+
+        failing = launch.Request(
+            target="local", config=None, command=["sh", "-c", "echo saved; exit 3"], name="eval", source=None
+        )
+        launch.run(launch.plan(failing, fleet), fleet, show_launch.Progress(Console(file=io.StringIO())))
+        picture = recorder("specctl status")
+        show_status.show(picture, status.run(fleet, [], everything=False))
+        save(picture, folder / "status.svg", "specctl status")
+        stop.run(fleet, plan.spec.run_id, grace_s=60.0, now=False)
+        fleet.close()
+
+
+def save(console: Console, path: Path, title: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    console.save_svg(str(path), title=title)
+    print(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures"))
