@@ -11,6 +11,7 @@ import re
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 PIECE_BYTES = 1 << 20
 """A line longer than this leaves the cleaner in pieces, so that memory stays bounded."""
@@ -76,22 +77,20 @@ def clean_lines(raw: bytes, offset: int, *, line_limit: int | None = None) -> Bl
     if is_clean(raw) and (line_limit is None or not _has_long_line(raw, line_limit)):
         return Block(raw, offset)
     lines = raw.splitlines(True)
-    offsets = array("Q")
-    for index, line in enumerate(lines):
-        offsets.append(offset)
-        offset += len(line)
-        text = line.rstrip(b"\r\n")
-        ended = len(text) < len(line)
-        if line_limit is not None and len(text) > line_limit:
-            text = shorten(text, line_limit)
-        lines[index] = text + b"\n" if ended else text
-    data = scrub(b"".join(lines))
-    positions = array("Q")
-    position = 0
-    while len(positions) < len(offsets):
-        positions.append(position)
-        position = data.find(b"\n", position) + 1
-    return Block(data, offsets[0] if offsets else offset, positions, offsets)
+    offsets = array("Q", accumulate(map(len, lines), initial=offset))
+    offsets.pop()
+    if line_limit is not None and max(map(len, lines), default=0) > line_limit:
+        raw = b"".join(_shortened(line, line_limit) for line in lines)
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    data = scrub(raw)
+    positions = array("Q", accumulate(map(len, data.splitlines(True)), initial=0))
+    return Block(data, offset, positions[: len(offsets)], offsets)
+
+
+def _shortened(line: bytes, limit: int) -> bytes:
+    text = line.rstrip(b"\r\n")
+    return shorten(text, limit) + line[len(text) :] if len(text) > limit else line
 
 
 def shorten(line: bytes, limit: int) -> bytes:

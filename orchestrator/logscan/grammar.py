@@ -27,14 +27,15 @@ from dataclasses import dataclass, field
 FIGURE_NAMES = ("step", "tok_s", "loss", "lr", "grad_norm")
 PATTERN_NAMES = ("step", "tok_s", "loss", "worker")
 
-# Two gates on lower-cased bytes, cheap first: nearly all lines of a log end here.
-GATE_1 = re.compile(
-    rb"step|iter|loss|tok|tps|tgs|phase|traceback \(|in thread|file \"|fatal python|terminate called|shared memory"
+# Two gates on lower-cased bytes, since nearly all lines say nothing: a cheap search for where a word may stand, and a
+# closer look there. What the closer look asks for begins with what the search found.
+GATE = re.compile(
+    rb"step|iter|loss|tok|tps|tgs|phase|traceback \(|in thread |file \"|fatal python|terminate called|shared memory"
 )
-GATE_2 = re.compile(
-    rb"(?:step|iter(?:ation)?|loss|[/_]s|sec(?:ond)?|tps|tgs|phase)[\"']?(?:\s*[=:]|\s[\s\"']*[-+]?(?:[\d.]|nan|inf))"
-    rb"|\d[km]? ?tok(?:en)?s?[/_]|traceback \(most|exception in thread |^\s*file \"|fatal python error|"
-    rb"terminate called after|shared memory",
+CLOSER = re.compile(
+    rb"(?:step|iter(?:ation)?|loss|tps|tgs|phase)[\"']?(?:\s*[=:]|\s+[\"']?[-+]?[\d.ni])|tok(?:en)?s?[/_][sp]"
+    rb"|traceback \(most|in thread |file \"[^\"\n]+\", line \d+\s*$|fatal python error|terminate called a"
+    rb"|shared memory",
     re.MULTILINE,
 )
 

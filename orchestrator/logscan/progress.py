@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from orchestrator.logscan.events import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
 from orchestrator.logscan.grammar import Reading
@@ -20,12 +21,27 @@ MAX_TAIL = 3
 MAX_WORKERS = 256
 
 
+@dataclass(slots=True)
+class _Worker:
+    """A `model.Worker` that can be written to."""
+
+    name: str
+    step: int | None = None
+    step_at: float | None = None
+    tok_s: float | None = None
+    loss: float | None = None
+    died_at: float | None = None
+    error: str | None = None
+    seen: bool = False
+    died_before_first_step: bool = False
+
+
 class Progress:
     """The mutable side of a `LogSummary`."""
 
     def __init__(self, summary: LogSummary) -> None:
         self._last = summary
-        self._workers = {worker.name: worker for worker in summary.workers}
+        self._workers = {worker.name: _Worker(**dataclasses.asdict(worker)) for worker in summary.workers}
         self._findings = list(summary.findings)
         self._tail = list(summary.tail)
         self._findings_total = summary.findings_total
@@ -68,33 +84,33 @@ class Progress:
             self._read_whole_run(reading, now)
         return events
 
-    def _known(self, reading: Reading, events: list[Event]) -> Worker | None:
+    def _known(self, reading: Reading, events: list[Event]) -> _Worker | None:
         """The line's worker, made known and, when it steps, alive."""
         if reading.worker is None:
             return None
-        worker = self._workers.get(reading.worker)
+        worker = self._worker(reading.worker)
         if worker is None:
-            if len(self._workers) >= MAX_WORKERS:
-                return None
-            worker = Worker(name=reading.worker)
+            return None
         revived = worker.died_at is not None and reading.step is not None
         if revived:
-            worker = dataclasses.replace(worker, died_at=None, error=None, died_before_first_step=False)
+            worker.died_at, worker.error, worker.died_before_first_step = None, None, False
         if revived or (not worker.seen and worker.died_at is None):
             events.append(WorkerUp(name=worker.name))
-        worker = dataclasses.replace(worker, seen=True)
-        self._workers[worker.name] = worker
+        worker.seen = True
         return worker
 
-    def _read_worker(self, worker: Worker, reading: Reading, now: float) -> None:
-        step, step_at = worker.step, worker.step_at
-        if reading.step is not None and reading.step != step:
-            step, step_at = reading.step, now
+    def _worker(self, name: str) -> _Worker | None:
+        """The worker of that name, new if need be; None when there are more of them than can be real."""
+        worker = self._workers.get(name)
+        if worker is None and len(self._workers) < MAX_WORKERS:
+            worker = self._workers[name] = _Worker(name=name)
+        return worker
+
+    def _read_worker(self, worker: _Worker, reading: Reading, now: float) -> None:
+        if reading.step is not None and reading.step != worker.step:
+            worker.step, worker.step_at = reading.step, now
             self._step_at = now
-        self._workers[worker.name] = dataclasses.replace(
-            worker, step=step, step_at=step_at,
-            tok_s=_newer(reading.tok_s, worker.tok_s), loss=_newer(reading.loss, worker.loss),
-        )  # fmt: skip
+        worker.tok_s, worker.loss = _newer(reading.tok_s, worker.tok_s), _newer(reading.loss, worker.loss)
         if not self._whole_run:
             before = self._step
             self._add_up()
@@ -168,16 +184,14 @@ class Progress:
         if not followed:
             self._tail[MAX_TAIL - 1 :] = [finding]
         for name in down:
-            worker = self._workers.get(name)
+            worker = self._worker(name)
             if worker is None:
-                if len(self._workers) >= MAX_WORKERS:
-                    continue
-                worker = Worker(name=name)
+                continue
             own = finding.worker == name
-            self._workers[name] = dataclasses.replace(
-                worker, died_at=now, died_before_first_step=finding.before_first_step,
-                error=_headline(finding) if own else f"{finding.type}, or another whose traceback is mixed with it",
-            )  # fmt: skip
+            worker.died_at, worker.died_before_first_step = now, finding.before_first_step
+            worker.error = (
+                _headline(finding) if own else f"{finding.type}, or another whose traceback is mixed with it"
+            )
             events.append(WorkerDown(name=name, finding=finding if own else None))
         if events and not self._whole_run:
             self._add_up()
@@ -193,7 +207,7 @@ class Progress:
             step=self._step, step_at=self._step_at, steps_seen=self._steps_seen,
             loss=self._loss, tok_s=self._tok_s,
             tok_s_median=median(self._recent_tok_s), step_interval_s=median(self._recent_intervals_s),
-            workers=list(self._workers.values()),
+            workers=[Worker(**dataclasses.asdict(worker)) for worker in self._workers.values()],
             findings=list(self._findings), findings_total=self._findings_total, nonfinite_step=self._nonfinite_step,
             tail=list(self._tail), open_findings=open_findings,
             scan=dataclasses.replace(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from orchestrator.logscan.clean import Block, clean_lines, join_ends, scrub
 from orchestrator.logscan.events import Event
-from orchestrator.logscan.grammar import GATE_1, GATE_2, Grammar
+from orchestrator.logscan.grammar import CLOSER, GATE, Grammar
 from orchestrator.logscan.progress import Progress
 from orchestrator.logscan.reader import MARK, SHM, Complete, Reader
 from orchestrator.logscan.tracebacks import Tracebacks
@@ -158,10 +158,10 @@ class Scanner:
         position = 0
         while position < len(data):
             if not (every_line or replay or self._tracebacks.open):
-                found = GATE_1.search(lowered, position)
-                if found is None:
+                at = _next_candidate(lowered, position)
+                if at < 0:
                     break
-                position = data.rfind(b"\n", position, found.start()) + 1 or position
+                position = data.rfind(b"\n", position, at) + 1 or position
             stop = data.find(b"\n", position)
             stop = len(data) if stop < 0 else stop
             self._line(block, position, stop, lowered, replay, events)
@@ -175,7 +175,7 @@ class Scanner:
         again = replay and offset < self._decided
         if replay and not again:
             self._lines += 1
-        gated = not lowered or GATE_2.search(lowered, start, stop) is not None
+        gated = not lowered or CLOSER.search(lowered, start, stop) is not None
         if not gated and not self._tracebacks.open:
             return
         text = block.data[start:stop].decode("utf-8", "replace")
@@ -208,3 +208,14 @@ class Scanner:
             before_first_step=first_step is None or first_step > reader.start,
             shm=shm_at is not None and 0 <= reader.start - shm_at <= HINT_BYTES,
         )  # fmt: skip
+
+
+def _next_candidate(lowered: bytes, position: int) -> int:
+    """Where, from `position` on, a word stands that may count; -1: nowhere."""
+    search, match = GATE.search, CLOSER.match
+    while found := search(lowered, position):
+        position = found.start()
+        if match(lowered, position):
+            return position
+        position += 1
+    return -1
