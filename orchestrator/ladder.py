@@ -1,0 +1,91 @@
+"""The ladder of evidence: how much of a launch has been seen to be true.
+
+accepted -> session -> process -> log -> gpu -> step; a rung counts only when all below it do. Pure; `health` decides the
+state, this says how far up a run is.
+"""
+
+from __future__ import annotations
+
+from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict
+
+
+def rung(probe: Probe, verdict: Verdict) -> tuple[Rung, list[Evidence]]:
+    """The highest rung reached without a gap, and the evidence of each rung up to it.
+
+    What is missing for the next one is in the verdict's `why`.
+    """
+    at = probe.observed_at
+    values = [
+        ("accepted", f"run directory of {probe.run_id}"),
+        ("session", _session(probe)),
+        ("process", _process(probe, verdict)),
+        ("log", _log(probe)),
+        ("gpu", _gpu(probe)),
+        ("step", _step(probe, verdict)),
+    ]
+    reached: Rung = "none"
+    evidence = []
+    for name, (what, value) in zip(RUNGS[1:], values, strict=True):
+        if value is None:
+            break
+        reached = name
+        evidence.append(Evidence(what=what, value=value, observed_at=at))
+    return reached, evidence
+
+
+def _session(probe: Probe) -> str | None:
+    if probe.supervisor_alive:
+        return f"{probe.run_id}, supervisor alive"
+    return f"{probe.run_id}, its supervisor had started the program" if probe.program_seen else None
+
+
+def _process(probe: Probe, verdict: Verdict) -> str | None:
+    candidates = ([probe.program] if probe.program else []) + probe.tree
+    process = next((one for one in candidates if one.alive and one.marked), None)
+    if process is not None:
+        started = f"started at tick {process.start_ticks}"
+        return f"pid {process.pid} ({process.name}), state {process.state}, {started}, marked"
+    if verdict.state == "SUCCEEDED" and probe.summary.steps_seen:
+        return f"ran to its end, exit code 0, after step {probe.summary.step}"
+    return None
+
+
+def output_seen(probe: Probe) -> str | None:
+    """What shows that the program itself has written something, or None."""
+    log = probe.log
+    beyond = log.size - log.header_bytes
+    if (beyond > 0) if log.header_bytes else probe.summary.lines > 1:
+        return f"{log.path}, {log.size:,} bytes"
+    for other in probe.foreign_logs:
+        if other.size > other.base:
+            kept = f" after the {other.before:,} that were there before" if other.before and not other.truncated else ""
+            return f"{other.path}, {other.size - other.base:,} bytes{kept}"
+    return None
+
+
+def _log(probe: Probe) -> str | None:
+    output = output_seen(probe)
+    return f"header and nonce agree, {output}" if probe.log.verified and output else None
+
+
+def _gpu(probe: Probe) -> str | None:
+    if not probe.gpus_declared:
+        return "not asked for"
+    if not probe.gpu_devices:
+        return None
+    memory = sum(probe.heartbeat.gpu_memory_bytes.values()) if probe.heartbeat else 0
+    said = f", {memory / 2**30:.1f} GiB by its heartbeat" if memory else ""
+    return f"holds {', '.join(probe.gpu_devices)}{said}"
+
+
+def _step(probe: Probe, verdict: Verdict) -> str | None:
+    """Every known worker has stepped, none is gone, and tok/s, if the program prints it, is not nought."""
+    if verdict.step is None or verdict.workers_gone or probe.summary.tok_s == 0 or not probe.log.verified:
+        return None
+    for worker in probe.summary.workers:
+        # A target thread feeds the drafters and takes no optimizer step itself; its own figure shows that it works.
+        if worker.seen and worker.step is None and not worker.tok_s and not worker.name.startswith("target"):
+            return None
+    tok_s = f", {verdict.tok_s:,.{0 if verdict.tok_s >= 10 else 2}f} tok/s" if verdict.tok_s is not None else ""
+    workers = f", {verdict.workers_alive} of {verdict.workers_total} workers" if verdict.workers_total else ""
+    return f"step {verdict.step}{tok_s}{workers}"
