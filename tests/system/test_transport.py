@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -22,6 +23,7 @@ from orchestrator.errors import AuthError, ConfigError, DeadlineExceeded, HostKe
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshNode, SshTransport
+from tests.sshd import LoopbackSshd, answers, make_key
 
 PYTHON = sys.executable
 NASTY = [
@@ -52,94 +54,28 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) 
         time.sleep(0.02)
 
 
-class Sshd:
-    """A real sshd on a free port of the loopback, with one host key, one user key, and an ssh_config that knows it."""
-
-    def __init__(self, folder: Path, extra: str = "") -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("host", "id"):
-            keygen(folder / name)
-        shutil.copy(folder / "id.pub", folder / "authorized_keys")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.config = folder / "sshd_config"
-        self.config.write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\nStrictModes no\n"
-            f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin yes\nPasswordAuthentication no\n"
-            f"KbdInteractiveAuthentication no\nUsePAM no\n{extra}"
-        )
-        self.known_hosts = folder / "known_hosts"
-        self.trust(folder / "host.pub")
-        self.ssh_config = folder / "ssh_config"
-        self.configure()
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-        if sshd is None:
-            pytest.skip("no sshd: install openssh-server")
-        Path("/run/sshd").mkdir(exist_ok=True)
-        argv = [sshd, "-D", "-e", "-f", str(self.config)]
-        self.process = subprocess.Popen(argv, stderr=(self.folder / "log").open("ab"), stdin=subprocess.DEVNULL)
-        wait_until(self.answers, "sshd answers")
-        return self.process
-
-    def answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
-
-    def configure(self, extra: str = "") -> None:
-        self.ssh_config.write_text(
-            f"Host node\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n  IdentityFile {self.folder}/id\n"
-            f"  IdentitiesOnly yes\n  IdentityAgent none\n  UserKnownHostsFile {self.known_hosts}\n"
-            f"  GlobalKnownHostsFile none\n{extra}"
-        )
-
-    def trust(self, public_key: Path) -> None:
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {public_key.read_text()}")
-
-    def node(self) -> SshNode:
-        return SshNode("node", ssh_config_file=str(self.ssh_config))
-
-    def children(self) -> list[int]:
-        """The sshd processes of the connections, and what they run."""
-        found, parents = [], [self.process.pid]
-        while parents:
-            parent = parents.pop()
-            for path in Path(f"/proc/{parent}/task").glob("*/children"):
-                parents += (pids := [int(pid) for pid in path.read_text().split()])
-                found += pids
-        return found
-
-    def signal_all(self, number: signal.Signals) -> None:
-        for pid in [self.process.pid, *self.children()]:
-            os.kill(pid, number)
-
-    def stop(self) -> None:
-        self.signal_all(signal.SIGKILL)
-        self.process.wait(10)
+def node_of(sshd: LoopbackSshd) -> SshNode:
+    return SshNode(sshd.alias, ssh_config_file=str(sshd.ssh_config))
 
 
-def keygen(path: Path, *more: str) -> None:
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path), *more]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+def trust(sshd: LoopbackSshd, public_key: Path) -> None:
+    """Let known_hosts have this key for the server, and nothing else."""
+    sshd.known_hosts.write_text(f"[127.0.0.1]:{sshd.port} {public_key.read_text()}")
+
+
+def configure(sshd: LoopbackSshd, option: str) -> None:
+    """Add an option to the host in ssh_config."""
+    sshd.ssh_config.write_text(f"{sshd.ssh_config.read_text()}  {option}\n")
+
+
+def sessions(sshd: LoopbackSshd) -> list[int]:
+    """The sshd processes of the connections, without the server that listens."""
+    return sshd._pids()[1:]
 
 
 @pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[Sshd]:
-    server = Sshd(tmp_path / "sshd")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def node(sshd: Sshd) -> Iterator[SshNode]:
-    made = sshd.node()
+def node(sshd: LoopbackSshd) -> Iterator[SshNode]:
+    made = node_of(sshd)
     yield made
     made.close()
 
@@ -300,11 +236,11 @@ def alive(pid: int) -> bool:
 # --- SSH: one connection --------------------------------------------------------------------------------------------
 
 
-def connections(sshd: Sshd) -> int:
-    return (sshd.folder / "log").read_bytes().count(b"Accepted publickey")
+def connections(sshd: LoopbackSshd) -> int:
+    return sshd.log.count("Accepted publickey")
 
 
-def test_all_commands_of_a_node_use_one_connection(sshd: Sshd, node: SshNode) -> None:
+def test_all_commands_of_a_node_use_one_connection(sshd: LoopbackSshd, node: SshNode) -> None:
     transports = [SshTransport(node, f"t{number}") for number in range(3)]
     with ThreadPoolExecutor(12) as pool:
         done = list(pool.map(lambda n: transports[n % 3].run(["sleep", "0.3"], deadline_s=60), range(24)))
@@ -312,30 +248,29 @@ def test_all_commands_of_a_node_use_one_connection(sshd: Sshd, node: SshNode) ->
     assert connections(sshd) == 1
 
 
-def test_a_closed_connection_is_opened_again(sshd: Sshd, node: SshNode) -> None:
+def test_a_closed_connection_is_opened_again(sshd: LoopbackSshd, node: SshNode) -> None:
     transport = SshTransport(node)
     assert transport.run(["true"], deadline_s=30).exit_code == 0
     transport.close()
     assert transport.run(["true"], deadline_s=30).exit_code == 0
-    for pid in sshd.children():
+    for pid in sessions(sshd):
         os.kill(pid, signal.SIGKILL)
     assert transport.run(["true"], deadline_s=30).exit_code == 0
     assert connections(sshd) == 3
 
 
-def test_a_dropped_link_is_unknown_never_an_exit_code(sshd: Sshd, node: SshNode) -> None:
+def test_a_dropped_link_is_unknown_never_an_exit_code(sshd: LoopbackSshd, node: SshNode, tmp_path: Path) -> None:
     transport = SshTransport(node, "gpu1")
-    killer = threading.Timer(0, lambda: None)
+    running = tmp_path / "running"
 
     def kill_connection() -> None:
-        wait_until(lambda: "sleep" in names(sshd.children()), "the command runs")
-        for pid in sshd.children():
-            if name_of(pid).startswith("sshd"):
-                os.kill(pid, signal.SIGKILL)
+        wait_until(running.exists, "the command runs")
+        for pid in sessions(sshd):
+            os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_connection)
     killer.start()
-    done = transport.run(["sh", "-c", "echo part; sleep 20.5; :"], deadline_s=60)
+    done = transport.run(["sh", "-c", f"echo part; touch {running}; sleep 20; :"], deadline_s=60)
     killer.join()
     assert (done.exit_code, done.stdout, done.link_lost) == (None, b"part\n", True)
     error = transport.explain(done)
@@ -343,24 +278,13 @@ def test_a_dropped_link_is_unknown_never_an_exit_code(sshd: Sshd, node: SshNode)
     assert str(error).startswith("gpu1: the connection ended before the command did")
 
 
-def names(pids: list[int]) -> list[str]:
-    return [name_of(pid) for pid in pids]
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def test_a_frozen_sshd_hangs_nobody(sshd: Sshd, node: SshNode) -> None:
+def test_a_frozen_sshd_hangs_nobody(sshd: LoopbackSshd, node: SshNode) -> None:
     transport = SshTransport(node, "gpu1")
     stream = transport.stream(["sh", "-c", "while :; do echo beat; sleep 0.1; done"], idle_s=2)
     with stream:
         chunks = iter(stream)
         next(chunks)
-        sshd.signal_all(signal.SIGSTOP)
+        sshd.pause()
         with pytest.raises(LinkLost, match=r"nothing was heard for 2 s|the connection ended"):
             for _ in chunks:
                 pass
@@ -368,24 +292,15 @@ def test_a_frozen_sshd_hangs_nobody(sshd: Sshd, node: SshNode) -> None:
         transport.run(["true"], deadline_s=2)
     assert caught.value.exit_code == 3
     assert caught.value.target == "gpu1"
-    sshd.signal_all(signal.SIGCONT)
-    wait_until(sshd.answers, "sshd answers again")
+    sshd.resume()
     assert transport.run(["echo", "back"], deadline_s=30).stdout == b"back\n"
 
 
-def test_noise_of_the_shell_s_start_up_is_around_the_frame_and_harms_nothing(tmp_path: Path) -> None:
-    noisy = tmp_path / "noisy"
-    noisy.write_text(
-        "#!/bin/sh\nprintf '\\033[31mWelcome!\\033[0m\\n'\necho warn >&2\nexec sh -c \"$SSH_ORIGINAL_COMMAND\"\n"
-    )
-    noisy.chmod(0o755)
-    sshd = Sshd(tmp_path / "sshd", extra=f"ForceCommand {noisy}\n")
-    try:
-        done = SshTransport(sshd.node()).run(["cat"], stdin=frames.encode("tok", {"a": 1}), deadline_s=30)
-        assert done.stdout.startswith(b"\x1b[31mWelcome!")
-        assert frames.FrameReader("tok").feed(done.stdout) == [{"a": 1}]
-    finally:
-        sshd.stop()
+def test_noise_of_the_shell_s_start_up_is_around_the_frame_and_harms_nothing(sshd: LoopbackSshd) -> None:
+    sshd.make_noisy("\x1b[31mWelcome!\x1b[0m")
+    done = SshTransport(node_of(sshd)).run(["cat"], stdin=frames.encode("tok", {"a": 1}), deadline_s=30)
+    assert done.stdout.startswith(b"\x1b[31mWelcome!"), "the shell of this user reads no start-up file"
+    assert frames.FrameReader("tok").feed(done.stdout) == [{"a": 1}]
 
 
 # --- SSH: who is there, and who asks --------------------------------------------------------------------------------
@@ -393,17 +308,17 @@ def test_noise_of_the_shell_s_start_up_is_around_the_frame_and_harms_nothing(tmp
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_an_unknown_and_a_changed_key_are_two_errors_with_host_port_and_mending_command(
-    sshd: Sshd, tmp_path: Path, hashed: bool
+    sshd: LoopbackSshd, tmp_path: Path, hashed: bool
 ) -> None:
     where = f"[127.0.0.1]:{sshd.port}"
-    keygen(tmp_path / "other")
-    sshd.trust(tmp_path / "other.pub")
+    make_key(tmp_path / "other")
+    trust(sshd, tmp_path / "other.pub")
     if hashed:
         subprocess.run(["ssh-keygen", "-q", "-H", "-f", sshd.known_hosts], check=True, capture_output=True)
         assert where not in sshd.known_hosts.read_text()
     before = sshd.known_hosts.read_bytes()
     with pytest.raises(HostKeyError) as changed:
-        SshTransport(sshd.node(), "gpu1").run(["true"], deadline_s=30)
+        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
     assert f"gpu1: the host key of {where} has changed" in str(changed.value)
     assert f"{sshd.known_hosts}:1" in str(changed.value)
     assert sshd.known_hosts.read_bytes() == before
@@ -412,75 +327,90 @@ def test_an_unknown_and_a_changed_key_are_two_errors_with_host_port_and_mending_
     assert "ssh-keygen" in command
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)
     with pytest.raises(HostKeyError) as unknown:
-        SshTransport(sshd.node(), "gpu1").run(["true"], deadline_s=30)
+        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
     assert f"gpu1: the host key of {where} is not known" in str(unknown.value)
-    assert f"ssh -o StrictHostKeyChecking=ask -F {sshd.ssh_config} node true" in (unknown.value.hint or "")
-    printed = subprocess.run(["ssh-keygen", "-lf", sshd.folder / "host.pub"], capture_output=True, text=True)
+    assert f"ssh -o StrictHostKeyChecking=ask -F {sshd.ssh_config} node1 true" in (unknown.value.hint or "")
+    printed = subprocess.run(["ssh-keygen", "-lf", sshd.root / "host_key.pub"], capture_output=True, text=True)
     assert printed.stdout.split()[1] in str(unknown.value)
     assert unknown.value.exit_code == changed.value.exit_code == 3
 
 
-def test_the_key_type_on_record_is_asked_for_first(sshd: Sshd) -> None:
-    rsa = sshd.folder / "host_rsa"
+def test_the_key_type_on_record_is_asked_for_first(sshd: LoopbackSshd) -> None:
+    rsa, ed25519 = sshd.root / "host_rsa", sshd.root / "host_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", rsa], check=True)
-    sshd.config.write_text(sshd.config.read_text() + f"HostKey {rsa}\n")
+    config = (sshd.root / "sshd_config").read_text().replace(f"Port {sshd.port}", f"HostKey {rsa}\nPort {sshd.port}")
+    with second_sshd(sshd, config):
+        for key in (rsa, ed25519):
+            trust(sshd, key.with_name(f"{key.name}.pub"))
+            node = node_of(sshd)
+            assert SshTransport(node).run(["true"], deadline_s=30).exit_code == 0
+            node.close()
+
+
+@contextlib.contextmanager
+def second_sshd(sshd: LoopbackSshd, config: str) -> Iterator[None]:
+    """The server with another configuration, on the same port."""
     sshd.stop()
-    sshd.start()
-    for key in (rsa, sshd.folder / "host"):
-        sshd.trust(key.with_name(key.name + ".pub"))
-        node = sshd.node()
-        assert SshTransport(node).run(["true"], deadline_s=30).exit_code == 0
-        node.close()
+    path = sshd.root / "sshd_config.other"
+    path.write_text(config)
+    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "sshd"
+    process = subprocess.Popen([program, "-D", "-e", "-f", path], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: answers(sshd.port), "sshd answers")
+        yield
+    finally:
+        process.kill()
+        process.wait(10)
 
 
-def test_lines_about_certificates_and_broken_ones_do_not_hide_the_key(sshd: Sshd) -> None:
+def test_lines_about_certificates_and_broken_ones_do_not_hide_the_key(sshd: LoopbackSshd) -> None:
     good = sshd.known_hosts.read_text()
-    key = (sshd.folder / "id.pub").read_text().split()
+    key = (sshd.root / "id.pub").read_text().split()
     sshd.known_hosts.write_text(f"@cert-authority * {key[0]} {key[1]}\nnonsense\n[x]:1 ssh-rsa !!!\n\n# words\n{good}")
-    assert SshTransport(sshd.node()).run(["true"], deadline_s=30).exit_code == 0
+    assert SshTransport(node_of(sshd)).run(["true"], deadline_s=30).exit_code == 0
 
 
-def test_a_revoked_key_is_refused(sshd: Sshd) -> None:
+def test_a_revoked_key_is_refused(sshd: LoopbackSshd) -> None:
     good = sshd.known_hosts.read_text()
-    key = (sshd.folder / "host.pub").read_text().split()
+    key = (sshd.root / "host_key.pub").read_text().split()
     sshd.known_hosts.write_text(f"{good}@revoked * {key[0]} {key[1]}\n")
     with pytest.raises(HostKeyError, match=r"is revoked by .*:2"):
-        SshTransport(sshd.node()).run(["true"], deadline_s=30)
+        SshTransport(node_of(sshd)).run(["true"], deadline_s=30)
 
 
-def test_a_key_that_the_node_does_not_know_is_an_auth_error_naming_it(sshd: Sshd) -> None:
-    (sshd.folder / "authorized_keys").write_text("")
-    with pytest.raises(AuthError, match=f"refused {sshd.folder}/id") as caught:
-        SshTransport(sshd.node(), "gpu1").run(["true"], deadline_s=30)
+def test_a_key_that_the_node_does_not_know_is_an_auth_error_naming_it(sshd: LoopbackSshd) -> None:
+    (sshd.root / "authorized_keys").write_text("")
+    with pytest.raises(AuthError, match=f"refused {sshd.root}/id") as caught:
+        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
     assert "authorized_keys" in (caught.value.hint or "")
 
 
-def encrypt(sshd: Sshd) -> None:
-    path = sshd.folder / "id"
+def encrypt(sshd: LoopbackSshd) -> None:
+    path = sshd.root / "id"
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", path], check=True, capture_output=True)
 
 
-def test_an_encrypted_key_without_an_agent_is_named_with_the_command_that_helps(sshd: Sshd) -> None:
+def test_an_encrypted_key_without_an_agent_is_named_with_the_command_that_helps(sshd: LoopbackSshd) -> None:
     encrypt(sshd)
-    with pytest.raises(AuthError, match=f"{sshd.folder}/id is encrypted and the agent does not hold it") as caught:
-        SshTransport(sshd.node()).run(["true"], deadline_s=30)
-    assert caught.value.hint == f"ssh-add {sshd.folder}/id"
+    configure(sshd, "IdentityAgent none")
+    with pytest.raises(AuthError, match=f"{sshd.root}/id is encrypted and the agent does not hold it") as caught:
+        SshTransport(node_of(sshd)).run(["true"], deadline_s=30)
+    assert caught.value.hint == f"ssh-add {sshd.root}/id"
 
 
 @pytest.mark.parametrize("public_file", [True, False])
-def test_an_encrypted_key_is_used_through_the_agent(sshd: Sshd, tmp_path: Path, public_file: bool) -> None:
+def test_an_encrypted_key_is_used_through_the_agent(sshd: LoopbackSshd, tmp_path: Path, public_file: bool) -> None:
     socket_path = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
     try:
         wait_until(socket_path.exists, "the agent listens")
         environ = {**os.environ, "SSH_AUTH_SOCK": str(socket_path)}
-        subprocess.run(["ssh-add", "-q", sshd.folder / "id"], env=environ, check=True)
+        subprocess.run(["ssh-add", "-q", sshd.root / "id"], env=environ, check=True)
         encrypt(sshd)
         if not public_file:
-            (sshd.folder / "id.pub").unlink()
-        text = sshd.ssh_config.read_text().replace("IdentityAgent none", f"IdentityAgent {socket_path}")
-        sshd.ssh_config.write_text(text)
-        assert SshTransport(sshd.node()).run(["echo", "in"], deadline_s=30).stdout == b"in\n"
+            (sshd.root / "id.pub").unlink()
+        configure(sshd, f"IdentityAgent {socket_path}")
+        assert SshTransport(node_of(sshd)).run(["echo", "in"], deadline_s=30).stdout == b"in\n"
     finally:
         agent.terminate()
         agent.wait(10)
@@ -512,7 +442,7 @@ def test_a_port_that_takes_connections_and_says_nothing_is_given_up(tmp_path: Pa
     config.write_text("ConnectTimeout 1\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         node = SshNode(f"127.0.0.1:{listener.getsockname()[1]}", ssh_config_file=str(config))
-        with pytest.raises(UnreachableError, match=r"no key exchange came within 1 s|hangs up") as caught:
+        with pytest.raises(UnreachableError, match="no key exchange came within 1 s") as caught:
             SshTransport(node).run(["true"], deadline_s=60)
     assert caught.value.exit_code == 3
 
@@ -544,15 +474,15 @@ def test_a_port_that_hangs_up_at_once_is_tried_a_few_times_and_then_named(tmp_pa
 @pytest.mark.parametrize(
     ("option", "name"), [("ProxyJump a,b", "ProxyJump"), ("ProxyCommand nc %h %p", "ProxyCommand")]
 )
-def test_a_jump_host_is_refused_by_name_and_never_dialled_past(sshd: Sshd, option: str, name: str) -> None:
-    sshd.configure(f"  {option}\n")
-    with pytest.raises(ConfigError, match=f"^node: {name} .* is set for this host") as caught:
-        SshTransport(sshd.node()).run(["true"], deadline_s=30)
+def test_a_jump_host_is_refused_by_name_and_never_dialled_past(sshd: LoopbackSshd, option: str, name: str) -> None:
+    configure(sshd, option)
+    with pytest.raises(ConfigError, match=f"^node1: {name} .* is set for this host") as caught:
+        SshTransport(node_of(sshd)).run(["true"], deadline_s=30)
     assert caught.value.exit_code == 2
     assert connections(sshd) == 0
 
 
-def test_a_broken_ssh_config_is_told_with_its_line(sshd: Sshd) -> None:
-    sshd.configure("  NoSuchOption yes\n")
-    with pytest.raises(ConfigError, match="line 10: Bad configuration option: nosuchoption"):
-        SshTransport(sshd.node()).run(["true"], deadline_s=30)
+def test_a_broken_ssh_config_is_told_with_its_line(sshd: LoopbackSshd) -> None:
+    configure(sshd, "NoSuchOption yes")
+    with pytest.raises(ConfigError, match=r"line \d+: Bad configuration option: nosuchoption"):
+        SshTransport(node_of(sshd)).run(["true"], deadline_s=30)

@@ -1,0 +1,317 @@
+"""SSH through paramiko: one connection a node, kept and shared, and at most eight commands on it at once.
+
+`SshNode` is the connection, `SshTransport` one target's view of it, so that errors carry the target's name. Every
+call of paramiko that may block is made in the thread of the command it serves, which the caller waits for under a
+deadline: paramiko itself has none for sending a command, and notices a dead peer only by TCP.
+"""
+
+from __future__ import annotations
+
+import queue
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+
+import paramiko
+from paramiko.ssh_exception import ChannelException, SSHException
+
+from orchestrator.errors import LinkLost, SpecctlError, UnreachableError
+from orchestrator.transport import ssh_config
+from orchestrator.transport.base import CHUNK_BYTES, Limits, Stdin, Stream, Transport, pieces
+from orchestrator.transport.ssh_connect import connect
+
+MAX_CHANNELS = 8
+"""Below sshd's default MaxSessions of 10."""
+
+
+class SshTransport(Transport):
+    """Runs commands on an SSH host. The remote command line is `shlex.join(argv)`; nothing else quotes."""
+
+    def __init__(self, node: SshNode, target: str | None = None) -> None:
+        super().__init__(target or node.spec)
+        self.node = node
+
+    def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream:
+        return _SshStream(self.node, shlex.join(argv), stdin, limits, stderr_limit)
+
+    def close(self) -> None:
+        self.node.close()
+
+
+class SshNode:
+    """The connection to one SSH host: opened when needed, reopened when dead, safe to use from several threads."""
+
+    def __init__(self, spec: str, *, ssh_config_file: str | None = None) -> None:
+        self.spec = spec
+        self._config_file = ssh_config_file
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._attempts = 0
+        self._failure: SpecctlError | None = None
+
+    def link(self, limits: Limits) -> _Link:
+        """A living connection. Callers that wait while one of them connects share its failure, too."""
+        seen = self._attempts
+        while not self._lock.acquire(timeout=limits.left_s() or -1):
+            pass  # until left_s raises
+        try:
+            if self._link is not None and self._link.usable:
+                return self._link
+            if self._failure is not None and self._attempts != seen:
+                raise self._failure
+            try:
+                options = ssh_config.resolve(self.spec, self._config_file)
+                self._link = _Link(connect(options, target=self.spec, limits=limits))
+                self._failure = None
+            except SpecctlError as error:
+                # One that ran out of its own time says nothing about the node to those with more.
+                self._link, self._failure = None, None if limits.over else error
+                raise
+            finally:
+                self._attempts += 1
+            return self._link
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the connection as soon as no command uses it. The next command opens a new one."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.retire()
+
+
+class _Link:
+    """One connection, and who uses it."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self.transport = transport
+        self.slots = threading.BoundedSemaphore(MAX_CHANNELS)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._retired = False
+
+    @property
+    def usable(self) -> bool:
+        return not self._retired and self.transport.is_active()
+
+    @property
+    def shared(self) -> bool:
+        return self._users > 1
+
+    def enter(self, limits: Limits) -> None:
+        while not self.slots.acquire(timeout=limits.left_s()):
+            pass  # until left_s raises
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        self.slots.release()
+        with self._lock:
+            self._users -= 1
+        self._close_if_done()
+
+    def retire(self) -> None:
+        """No new users; closed when the last one leaves."""
+        with self._lock:
+            self._retired = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._retired and self._users == 0:
+            # A peer that does not read can block even this.
+            threading.Thread(target=self.transport.close, daemon=True).start()
+
+
+class _Wakeup(threading.Event):
+    """Set by paramiko when bytes or the end come in. Only its owner re-arms it, before it looks: none is missed."""
+
+    def clear(self) -> None:
+        pass  # paramiko clears it when one of the two buffers is empty, whatever the other one holds
+
+    def rearm(self) -> None:
+        super().clear()
+
+
+class _SshStream(Stream):
+    def __init__(self, node: SshNode, command: str, stdin: Stdin, limits: Limits, stderr_limit: int) -> None:
+        super().__init__(stderr_limit)
+        self._node, self._command, self._stdin, self._limits = node, command, stdin, limits
+        self._link: _Link | None = None
+        self._channel: paramiko.Channel | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._wakeup = _Wakeup()
+        self._stdin_error: BaseException | None = None
+        threading.Thread(target=self._start_and_feed, name=f"ssh {node.spec}", daemon=True).start()
+        self._wait_for_start()
+
+    # --- the command's own thread -----------------------------------------------------------------------------------
+
+    def _start_and_feed(self) -> None:
+        try:
+            channel = self._start()
+        except BaseException as error:
+            self._started.put(error)
+            if self._channel is not None:
+                self._channel.close()
+            self._release()
+            return
+        self._started.put(None)
+        try:
+            self._feed(channel)
+        except (OSError, EOFError, SSHException):
+            pass  # nobody reads it any more; how the command ended tells why
+
+    def _feed(self, channel: paramiko.Channel) -> None:
+        source = pieces(self._stdin)
+        while True:
+            try:
+                piece = next(source, None)
+            except BaseException as error:
+                # To end the input here would pass for the whole of it: the reader raises this instead.
+                self._stdin_error = error
+                self._wakeup.set()
+                return
+            if piece is None:
+                channel.shutdown_write()
+                return
+            channel.sendall(piece)
+            self._limits.moved()
+
+    def _start(self) -> paramiko.Channel:
+        """Open a channel and send the command. Everything before the sending is tried again; the sending never is."""
+        while True:
+            link = self._node.link(self._limits)
+            link.enter(self._limits)
+            self._link = link
+            try:
+                channel = link.transport.open_session(timeout=self._limits.left_s())
+                break
+            except ChannelException as error:
+                if not link.shared:
+                    raise UnreachableError(
+                        f"the node opens no session: {error}", hint="see MaxSessions and PermitTTY of its sshd"
+                    ) from error
+            except (SSHException, EOFError, OSError) as error:
+                if link.transport.is_active():
+                    self._limits.left_s()
+                    raise UnreachableError(f"the node opens no session: {error}") from error
+            # The connection is dead, or full of other commands: no harm is done by asking once more.
+            self._release()
+            self._limits.left_s()
+            time.sleep(0.05)
+        with self._lock:
+            self._channel = channel
+            closed = self._closed
+        if closed:
+            channel.close()
+            raise LinkLost("given up before the command was sent")
+        try:
+            channel.exec_command(self._command)
+        except (SSHException, EOFError, OSError) as error:
+            if link.transport.is_active():
+                raise UnreachableError(
+                    f"the node refuses to run commands: {error}", hint="see ForceCommand and the user's shell there"
+                ) from error
+            raise LinkLost("the connection ended while the command was being sent; it may have run") from error
+        return channel
+
+    # --- the caller's thread ----------------------------------------------------------------------------------------
+
+    def _wait_for_start(self) -> None:
+        while True:
+            try:
+                error = self._started.get(timeout=self._left_s())
+            except queue.Empty:
+                continue
+            if isinstance(error, SpecctlError):
+                # Another target may share the failed connection: each says its own name.
+                raise type(error)(error.message, target=self._limits.target, hint=error.hint) from error
+            if error is not None:
+                raise error
+            return
+
+    def __iter__(self) -> Iterator[bytes]:
+        channel = self._channel
+        assert channel is not None
+        self._limits.moved()
+        # Not fileno(): its pipe loses a wake-up when one stream is emptied while the other one fills.
+        channel.in_buffer.set_event(self._wakeup)
+        channel.in_stderr_buffer.set_event(self._wakeup)
+        while True:
+            self._wakeup.rearm()
+            # Looked at before the buffers: what came before the end is in them by now.
+            ended = channel.eof_received or channel.closed
+            moved = False
+            while channel.recv_stderr_ready():
+                self._stderr.add(channel.recv_stderr(CHUNK_BYTES))
+                moved = True
+            if channel.recv_ready():
+                yield channel.recv(CHUNK_BYTES)
+                moved = True
+            self._raise_stdin_error()
+            if moved:
+                self._limits.moved()
+                self._left_s()
+            elif ended:
+                break
+            else:
+                self._wakeup.wait(self._left_s())
+        self._finish(channel)
+
+    def _raise_stdin_error(self) -> None:
+        if self._stdin_error is not None:
+            raise self._stdin_error
+
+    def _finish(self, channel: paramiko.Channel) -> None:
+        while not channel.status_event.wait(self._left_s()):
+            pass
+        self._raise_stdin_error()
+        code = channel.recv_exit_status()
+        if code >= 0:
+            self.exit_code = code
+            return
+        # -1 is both a signal and a lost connection; a connection that is lost takes its thread with it.
+        transport = channel.get_transport()
+        transport.join(0.3)
+        if channel.eof_received and transport.is_active():
+            self.why_unknown = "killed by a signal"
+            return
+        why = transport.get_exception()
+        raise LinkLost(
+            "the connection ended before the command did" + (f" ({why})" if why else ""),
+            target=self._limits.target,
+            hint="the state of what runs there is not known; ask again",
+        )
+
+    def _left_s(self) -> float | None:
+        try:
+            return self._limits.left_s()
+        except SpecctlError:
+            # The peer may be dead without TCP knowing: whoever comes next gets a connection that was just proved.
+            if self._link is not None:
+                self._link.retire()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            channel = self._channel
+        if channel is not None:
+            threading.Thread(target=self._close_channel, args=(channel,), daemon=True).start()
+
+    def _close_channel(self, channel: paramiko.Channel) -> None:
+        channel.close()
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.leave()
