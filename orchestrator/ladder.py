@@ -1,7 +1,7 @@
 """The ladder of evidence: how much of a launch has been seen to be true.
 
-accepted -> session -> process -> log -> gpu -> step; a rung counts only when all below it do. Pure; `health` decides the
-state, this says how far up a run is.
+accepted -> session -> process -> log -> gpu -> step; a rung counts only when all below it do. Pure; `health` decides
+the state, this says how far up a run is.
 """
 
 from __future__ import annotations

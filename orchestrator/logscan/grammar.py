@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FIGURE_NAMES = ("step", "tok_s", "loss", "lr", "grad_norm")
+MAX_STEP_DIGITS = 15
 PATTERN_NAMES = ("step", "tok_s", "loss", "worker")
 
 # Two gates on lower-cased bytes, since nearly all lines say nothing: a cheap search for where a word may stand, and a
@@ -149,7 +150,7 @@ class Grammar:
                 continue
             if name != "step":
                 setattr(reading, name, value)
-            elif math.isfinite(value):
+            elif 0 <= value < 10**MAX_STEP_DIGITS:
                 reading.step = int(value)
         return reading.step is not None
 
@@ -162,9 +163,10 @@ class Grammar:
             if getattr(reading, name) is not None:
                 continue
             if name == "step":
-                if not match["value"].replace(",", "").replace("_", "").isdigit():
+                digits = match["value"].replace(",", "").replace("_", "")
+                if not digits.isdigit() or len(digits) > MAX_STEP_DIGITS:
                     continue
-                reading.step = int(number(match["value"]))
+                reading.step = int(digits)
                 found.by_space = not match["sep"].strip()
                 found.last = not line[match.end() :].strip(" .:|-)]")
             else:

@@ -182,6 +182,9 @@ class Scanner:
         if gated and SHM.search(text):
             self._shm_at = offset
         reading = self._grammar.read(text) if gated else None
+        if reading is not None and reading.step is not None and reading.worker is not None:
+            self._tracebacks.close(reading.worker)
+            self._emit_findings(events)
         mark = MARK.search(text) if gated else None
         if (mark or self._tracebacks.open) and self._tracebacks.take(text, offset, figures=reading is not None):
             # Another thread's line may have been cut short by a traceback: what stands before it still counts.

@@ -89,6 +89,12 @@ class Tracebacks:
         for reader in self._readers + self._ready:
             reader.note_step(worker)
 
+    def close(self, worker: str) -> None:
+        """That worker steps: its own traceback, if its last line was read, is over."""
+        for reader in [one for one in self._readers if one.ended and (worker in one.names or worker == one.key)]:
+            self._readers.remove(reader)
+            self._ready.append(reader)
+
     def settle(self, *, cut_off: bool) -> None:
         """Nothing more is coming for now: what has its last line is complete; with `cut_off`, everything is."""
         for reader in [reader for reader in self._readers if cut_off or reader.ended]:
