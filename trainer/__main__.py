@@ -11,7 +11,7 @@ import os
 import sys
 
 from trainer.config import ConfigError, expand_path, load_config
-from trainer.metrics import Reporter, RunIdentity, identity_from_environment
+from trainer.metrics import Reporter, RunIdentity, complain, identity_from_environment
 from trainer.stopping import StopRequest
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         reporter = Reporter(identity)
         reporter.open()
     except ConfigError as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     stop.on_exit = reporter.last_words
     reporter.phase("import")
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
         ending = train(config, reporter, stop, must_resume=arguments.resume)
     except ConfigError as error:
-        reporter.complain(f"trainer: {error}")
+        reporter.complain(str(error))
         reporter.ended(code=2, stopped=False, error=str(error))
         return 2
     except Exception as error:
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     reporter.ended(code=ending.code, stopped=ending.stopped)
     if ending.stuck:
         # A thread inside a kernel cannot be stopped, and would take the interpreter's shutdown down with it.
-        reporter.complain(f"trainer: left behind: {', '.join(ending.stuck)}")
+        reporter.complain(f"left behind: {', '.join(ending.stuck)}")
         os._exit(ending.code)
     return ending.code
 

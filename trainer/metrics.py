@@ -105,6 +105,11 @@ class Throughput:
         return [tokens / elapsed_s for tokens in self._tokens]
 
 
+def complain(line: str) -> None:
+    """One plain line on stderr."""
+    print(f"trainer: {line}", file=sys.stderr, flush=True)
+
+
 class Reporter:
     """Says what happens, from any thread. `gpu_memory_bytes` is asked at each heartbeat."""
 
@@ -147,9 +152,8 @@ class Reporter:
             print(line, flush=True)
 
     def complain(self, line: str) -> None:
-        """One plain line on stderr."""
         with self._print_lock:
-            print(line, file=sys.stderr, flush=True)
+            complain(line)
 
     def phase(self, name: str, **facts: Any) -> None:
         """Enter a phase: a line, an event, a heartbeat. Nothing follows on `stopping`."""

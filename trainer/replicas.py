@@ -39,7 +39,7 @@ class Replicas:
             raise Aborted from None
 
     def average(self, rank: int, gradients: Tensor) -> None:
-        """Make `gradients` the sum over all replicas, in place. Others read it until the next `meet`."""
+        """Make `gradients` the sum over all replicas, in place; nobody reads it any more when this returns."""
         if self.count == 1:
             return
         self._gradients[rank] = gradients
@@ -54,6 +54,8 @@ class Replicas:
             if other != rank:
                 low, high = self._slice(other, len(gradients))
                 gradients[low:high] = self._part(other, low, high, gradients.device)
+        # The caller clips in place next: not before everybody has fetched this replica's slice.
+        self._published(gradients)
 
     def prove_equal(self, rank: int, weights: Tensor, *, step: int) -> None:
         """Raises `ReplicasDiffer` unless all replicas' weights have one hash."""

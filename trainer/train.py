@@ -58,6 +58,18 @@ class Share:
 
 def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Ending:
     """Train to the last step, or to the step that a signal interrupts. Raises `ConfigError` before training starts."""
+    training = prepare(config, reporter, stop, must_resume=must_resume)
+    if training.steps_done >= config.steps:
+        reporter.say(f"nothing to do: step {training.steps_done} of {config.steps} is done; raise steps to go on")
+        return Ending(code=0, stuck=[])
+    # From here on a signal lets the step finish; the handler itself ends the process until then.
+    stop.training = True
+    reporter.phase("train")
+    return training.run()
+
+
+def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Training:
+    """Everything before the first step: target, data, replicas, resume, and warming up what compiles."""
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
     check_devices(devices)
     compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target)
@@ -74,9 +86,6 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
     training = Training(config, reporter, stop, target, rows, shape)
     if found := find_resume(config, reporter, training.must_keep, must_resume=must_resume):
         training.restore(found)
-    if training.steps_done >= config.steps:
-        reporter.say(f"nothing to do: step {training.steps_done} of {config.steps} is done; raise steps to go on")
-        return Ending(code=0, stuck=[])
 
     reporter.phase("compile_warmup")
     units = compile_plan.plan(
@@ -84,11 +93,7 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
         anchors=config.drafter.anchors, block_size=config.drafter.block_size,
     )  # fmt: skip
     compile_plan.warm_up(units, training.warm_up, say=reporter.say)
-
-    # From here on a signal lets the step finish; the handler itself ends the process until then.
-    stop.training = True
-    reporter.phase("train")
-    return training.run()
+    return training
 
 
 class Training:

@@ -1,0 +1,127 @@
+"""A tiny random target made on the spot, configurations for it, and real trainer processes to watch.
+
+The tiny target is a real Hugging Face Llama with a real byte-level tokenizer, small enough that a run takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a random 6-layer Llama, hidden size 64; token 3 (<|mask|>) is spare."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("tiny-target")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|start|>", "<|end|>", "<|mask|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    corpus = Path(subprocess.__file__).read_text(encoding="utf-8").splitlines()
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def settings(tiny_target: Path, tmp_path: Path) -> dict[str, Any]:
+    """A configuration as plain data, to be changed by the test: 2 drafters, 6 steps."""
+    return {
+        "seed": 11,
+        "steps": 6,
+        "batch_size": 4,
+        "output_dir": str(tmp_path / "out"),
+        "checkpoint_every": 100,
+        "replica_check_every": 1,
+        "devices": {"target": ["cpu"], "drafter": ["cpu", "cpu"]},
+        "target": {"path": str(tiny_target), "dtype": "float32", "captured_layers": 3},
+        "data": {"kind": "text", "paths": [subprocess.__file__], "sequence_length": 48},
+        "drafter": {"layers": 2, "block_size": 4, "anchors": 8, "mask_token_id": 3},
+        "optimizer": {"lr": 3e-3},
+    }
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Any]:
+    """Train in this process, into the configuration's output directory; returns what `Training` held at the end."""
+    from trainer import train as module
+    from trainer.config import load_config
+    from trainer.metrics import Reporter, RunIdentity
+    from trainer.stopping import StopRequest
+
+    def run(settings: dict[str, Any], *, expect: int = 0, before: Callable[[Any], None] | None = None, **options: Any
+            ) -> Any:  # fmt: skip
+        config = load_config(str(write_config(settings, tmp_path / "config.yaml")))
+        reporter = Reporter(RunIdentity(directory=Path(config.output_dir), run_id="test"))
+        reporter.open()
+        try:
+            training = module.prepare(config, reporter, StopRequest(), **options)
+            if before:
+                before(training)
+            ending = training.run()
+        finally:
+            reporter.ended(code=expect, stopped=False)
+        assert ending.code == expect
+        assert not ending.stuck
+        return training
+
+    return run
+
+
+@pytest.fixture
+def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
+    """Start `python -m trainer train`, as specctl would; `planted` is Python that runs first, to break something."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(config: Path, *options: str, planted: str = "", run_dir: Path | None = None) -> TrainerProcess:
+        run_dir = run_dir or tmp_path / "run"
+        run_dir.mkdir(exist_ok=True)
+        environment = {
+            **os.environ, "PYTHONPATH": str(REPOSITORY), "SPECCTL_RUN_DIR": str(run_dir), "SPECCTL_RUN_ID": "a-run",
+            "SPECCTL_ATTEMPT": "2", "SPECCTL_NONCE": "abc123",
+        }  # fmt: skip
+        arguments = ["train", str(config), *options]
+        argv = [sys.executable, "-m", "trainer", *arguments]
+        if planted:
+            program = f"{planted}\nimport sys, trainer.__main__ as m\nsys.exit(m.main({arguments!r}))"
+            argv = [sys.executable, "-c", program]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        started.append(process)
+        return TrainerProcess(process, run_dir)
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

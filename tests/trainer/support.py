@@ -1,0 +1,70 @@
+"""What the trainer's tests share: configurations as files, a run's records, and real trainer processes to watch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def write_config(settings: dict[str, Any], path: Path) -> Path:
+    """As YAML, of which JSON is a part."""
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return path
+
+
+def records(directory: Path, name: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in (directory / name).read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def losses(directory: Path) -> list[float]:
+    """Of the whole run, by step."""
+    return [record["loss"] for record in records(directory, "metrics.jsonl") if record["worker"] is None]
+
+
+def poll(what: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
+    """The first true value of `what`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := what()):
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+@dataclass
+class TrainerProcess:
+    """A real trainer process in a run directory of its own."""
+
+    process: subprocess.Popen[str]
+    run_dir: Path
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return [event for event in records(self.run_dir, "events.jsonl") if name in (None, event["event"])]
+
+    def heartbeat(self) -> dict[str, Any]:
+        return dict(json.loads((self.run_dir / "heartbeat.json").read_text(encoding="utf-8")))
+
+    def wait_for_step(self, step: int, *, timeout_s: float = 60.0) -> None:
+        poll(lambda: self.process.poll() is not None or self._stepped(step), timeout_s=timeout_s)
+        assert self._stepped(step), self.process.communicate()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def finish(self, timeout_s: float = 60.0) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr)"""
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def _stepped(self, step: int) -> bool:
+        return any(record["step"] >= step for record in records(self.run_dir, "metrics.jsonl"))

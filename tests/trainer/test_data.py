@@ -1,0 +1,130 @@
+"""Text to rows: what is trained on, what is refused and named, and an order that can be gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import ConfigError, DataConfig
+from trainer.data import Cursor, Rows, load_rows
+
+LENGTH = 64
+TALK = {"messages": [
+    {"role": "system", "content": "be short"}, {"role": "user", "content": "what is one and one?"},
+    {"role": "assistant", "content": "it is two"}, {"role": "user", "content": "and two?"},
+    {"role": "assistant", "content": "four"},
+]}  # fmt: skip
+SHAREGPT = {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "good day"}]}
+
+
+@pytest.fixture
+def tokenizer(tiny_target: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_target)
+
+
+def load(tokenizer: Any, tmp_path: Path, lines: list[Any], **changes: Any) -> Rows:
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    config = DataConfig(**{"kind": "conversations", "paths": [str(path)], "sequence_length": LENGTH, **changes})
+    return load_rows(config, tokenizer, mask_token_id=3, seed=1)
+
+
+def trained_text(rows: Rows, row: int, tokenizer: Any) -> str:
+    return str(tokenizer.decode(rows.ids_RS[row][rows.loss_mask_RS[row]]))
+
+
+def test_only_what_the_assistant_wrote_is_trained_on_with_its_end_token(tokenizer: Any, tmp_path: Path) -> None:
+    rows = load(tokenizer, tmp_path, [TALK, SHAREGPT], sequence_length=128)
+    assert trained_text(rows, 0, tokenizer) == "it is two<|end|>\nfour<|end|>\n"
+    assert trained_text(rows, 1, tokenizer) == "good day<|end|>\n"
+    whole = tokenizer.decode(rows.ids_RS[0][: rows.lengths_R[0]])
+    assert whole == tokenizer.apply_chat_template(TALK["messages"], tokenize=False)
+
+
+def test_bad_rows_are_counted_and_named_by_file_and_line_and_good_ones_kept(tokenizer: Any, tmp_path: Path) -> None:
+    lines = [
+        SHAREGPT,
+        "{not json",
+        "",
+        {"text": "hello"},
+        {"messages": "hello"},
+        {"messages": [{"role": "user", "content": "no answer"}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"conversations": [{"from": "alien", "value": "?"}]},
+        {"messages": [{"role": "user", "content": "word " * 200}, {"role": "assistant", "content": "too late"}]},
+        [1, 2],
+        SHAREGPT,
+    ]
+    rows = load(tokenizer, tmp_path, lines)
+    assert len(rows) == 2
+    path = tmp_path / "talks.jsonl"
+    assert [bad.where for bad in rows.bad] == [f"{path}:{number}" for number in (2, 4, 5, 6, 7, 8, 9, 10)]
+    whys = " | ".join(bad.why for bad in rows.bad)
+    for expected in ("is not JSON", "has none of 'messages', 'conversations'", "is not a list of turns",
+                     "no assistant turn", "messages[0] has no text under 'content'", "unknown from 'alien'",
+                     "no two assistant tokens in a row within 64", "is not an object"):  # fmt: skip
+        assert expected in whys
+
+
+def test_bytes_that_are_not_text_are_a_bad_row_not_a_crash(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_bytes(b'{"messages": "\xff\xfe"}\n' + json.dumps(SHAREGPT).encode() + b"\n")
+    config = DataConfig(kind="conversations", paths=[str(path)], sequence_length=LENGTH)
+    rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
+    assert len(rows) == 1 and rows.bad[0].where == f"{path}:1"
+
+
+def test_nothing_to_train_on_is_a_configuration_error_that_names_the_first_reason(tokenizer: Any, tmp_path: Path
+                                                                                   ) -> None:  # fmt: skip
+    with pytest.raises(ConfigError, match=r"1 bad; the first: .*talks\.jsonl:1: is not JSON"):
+        load(tokenizer, tmp_path, ["nonsense"])
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tokenizer, tmp_path, [SHAREGPT], paths=[str(tmp_path / "none.jsonl")])
+
+
+def test_a_mask_token_that_occurs_in_the_data_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "see <|mask|> here"}]}
+    with pytest.raises(ConfigError, match=r"mask_token_id: 3 .* occurs in the data"):
+        load(tokenizer, tmp_path, [talk])
+
+
+def test_text_becomes_rows_of_one_document_each_padded_behind(tokenizer: Any, tmp_path: Path) -> None:
+    documents = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    texts = ["first document " * 30, "second"]
+    for path, text in zip(documents, texts, strict=True):
+        path.write_text(text)
+    config = DataConfig(kind="text", paths=[str(path) for path in documents], sequence_length=LENGTH)
+    rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
+    decoded = [tokenizer.decode(ids[:length]) for ids, length in zip(rows.ids_RS, rows.lengths_R, strict=True)]
+    assert "".join(decoded[:-1]) == texts[0] and decoded[-1] == texts[1]
+    for mask, length in zip(rows.loss_mask_RS, rows.lengths_R, strict=True):
+        assert mask[:length].all() and not mask[length:].any()
+
+
+def test_python_docs_need_no_file(tokenizer: Any) -> None:
+    config = DataConfig(kind="python-docs", sequence_length=LENGTH)
+    rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
+    assert len(rows) > 1000 and not rows.bad
+
+
+def test_every_epoch_takes_every_row_once_in_an_order_of_its_own_and_can_be_gone_on_with() -> None:
+    rows = Rows(
+        ids_RS=torch.zeros(10, 4, dtype=torch.long), loss_mask_RS=torch.ones(10, 4, dtype=torch.bool),
+        lengths_R=torch.full((10,), 4), seed=5,
+    )  # fmt: skip
+    cursor, taken, cursors = Cursor(), [], []
+    for _ in range(5):
+        indices, cursor = rows.take(cursor, 4)
+        taken += indices.tolist()
+        cursors.append(cursor)
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
+    assert taken[:10] != taken[10:]
+    assert cursors[2] == Cursor(epoch=1, position=2)
+    assert rows.take(cursors[2], 4)[0].tolist() == taken[12:16]
+    assert rows.take(Cursor(), 25)[1] == Cursor(epoch=2, position=5)

@@ -1,0 +1,114 @@
+"""What a run says: the step lines, the records, and an honest tok/s."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.support import poll, records
+from trainer.config import ConfigError
+from trainer.metrics import Reporter, RunIdentity, RunStep, Throughput, WorkerStep, identity_from_environment
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> Any:
+    reporter = Reporter(RunIdentity(directory=tmp_path, run_id="a-run", attempt=3, nonce="n0"))
+    reporter.open()
+    yield reporter
+    reporter.ended(code=0, stopped=False)
+
+
+A_STEP = RunStep(
+    step=12, loss=5.12, tok_s=310.44, lr=6e-4, grad_norm=1.234, queued=2, queue_size=4, wait_target=0.15,
+    wait_drafter=0.0, workers=[WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2)],
+)  # fmt: skip
+
+
+def test_a_step_is_a_plain_line_per_worker_and_one_for_the_run(reporter: Reporter, capsys: pytest.CaptureFixture[str]
+                                                               ) -> None:  # fmt: skip
+    reporter.step(A_STEP)
+    assert capsys.readouterr().out == (
+        "step=12 worker=drafter-0 loss=5.1234 tok/s=155.2\n"
+        "step=12 loss=5.1200 tok/s=310.4 lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15% wait_drafter=0%\n"
+    )
+
+
+def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, tmp_path: Path) -> None:
+    reporter.step(A_STEP)
+    reporter.phase("train")
+    run, worker = records(tmp_path, "metrics.jsonl")
+    stamp = {"source": "trainer", "attempt": 3, "nonce": "n0"}
+    assert {**run, "time": 0} == {
+        "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "lr": 6e-4, "grad_norm": 1.234, "worker": None,
+    }  # fmt: skip
+    assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None
+    (event,) = records(tmp_path, "events.jsonl")
+    assert {**event, "time": 0} == {"time": 0, **stamp, "event": "phase", "phase": "train"}
+
+
+def test_a_phase_is_said_once_and_nothing_follows_on_stopping(reporter: Reporter, capsys: pytest.CaptureFixture[str]
+                                                              ) -> None:  # fmt: skip
+    for name in ("data", "data", "stopping", "checkpoint", "train"):
+        reporter.phase(name)
+    assert capsys.readouterr().out == "phase=data\nphase=stopping\n"
+
+
+def test_the_heartbeat_goes_on_while_its_step_does_not(reporter: Reporter, tmp_path: Path) -> None:
+    def beat() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "heartbeat.json").read_text()))
+
+    reporter.phase("train")
+    reporter.advanced(4)
+    reporter.checkpointing(True)
+    first = beat()
+    assert (first["run_id"], first["attempt"], first["nonce"]) == ("a-run", 3, "n0")
+    assert (first["phase"], first["step"]) == ("train", 4)
+    assert first["checkpointing"] is True and first["gpu_memory_bytes"] == {}
+    later = poll(lambda: beat() if beat()["monotonic_s"] > first["monotonic_s"] else None, timeout_s=10)
+    assert later["step"] == 4 and later["time"] >= first["time"]
+
+
+def test_an_exception_has_pythons_own_form_and_an_event(reporter: Reporter, tmp_path: Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    try:
+        raise ValueError("planted")
+    except ValueError as error:
+        reporter.exception("drafter-1", error)
+    text = capsys.readouterr().err
+    assert re.fullmatch(
+        r"Exception in thread drafter-1:\nTraceback \(most recent call last\):\n  File .*\nValueError: planted\n",
+        text, re.DOTALL,
+    )  # fmt: skip
+    (event,) = records(tmp_path, "events.jsonl")
+    assert (event["event"], event["worker"], event["type"], event["message"]) == (
+        "exception", "drafter-1", "ValueError", "planted",
+    )  # fmt: skip
+    assert text.endswith(event["traceback"])
+
+
+def test_throughput_leaves_the_warm_up_out_and_is_never_zero_after_a_step() -> None:
+    meter = Throughput(workers=2, now=100.0, warmup_steps=2)
+    meter.add([100, 100], now=150.0)
+    assert meter.tok_s() == [2.0, 2.0]
+    meter.add([100, 100], now=160.0)
+    assert meter.tok_s() == [200 / 60, 200 / 60]
+    meter.add([100, 50], now=161.0)
+    assert meter.tok_s() == [100.0, 50.0]
+    meter.add([100, 50], now=164.0)
+    assert meter.tok_s() == [50.0, 25.0]
+
+
+def test_who_a_run_is_comes_from_the_environment_whole_or_not_at_all(tmp_path: Path) -> None:
+    assert identity_from_environment({}) is None
+    whole = {
+        "SPECCTL_RUN_DIR": str(tmp_path), "SPECCTL_RUN_ID": "r", "SPECCTL_ATTEMPT": "2", "SPECCTL_NONCE": "n",
+    }  # fmt: skip
+    assert identity_from_environment(whole) == RunIdentity(directory=tmp_path, run_id="r", attempt=2, nonce="n")
+    with pytest.raises(ConfigError, match="SPECCTL_NONCE is not"):
+        identity_from_environment({key: value for key, value in whole.items() if key != "SPECCTL_NONCE"})
+    with pytest.raises(ConfigError, match="SPECCTL_ATTEMPT must be a number"):
+        identity_from_environment({**whole, "SPECCTL_ATTEMPT": "two"})

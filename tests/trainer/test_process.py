@@ -1,0 +1,206 @@
+"""The trainer as specctl sees it: a process with exit codes, lines, records, signals and dying workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
+from trainer.checkpoint import steps_on_disk
+
+Start = Callable[..., TrainerProcess]
+LONG = 100_000
+
+BREAK = """
+import threading, trainer.replica
+original = trainer.replica.Replica.loss_and_gradients
+def broken(self, batch):
+    if batch.step == 3 and threading.current_thread().name == "drafter-1":
+        raise ValueError("planted in drafter-1")
+    return original(self, batch)
+trainer.replica.Replica.loss_and_gradients = broken
+"""
+BREAK_TARGET = """
+import trainer.target
+original = trainer.target.Target.features
+calls = []
+def broken(self, ids):
+    calls.append(1)
+    if len(calls) == 5:
+        raise KeyError("planted in the target")
+    return original(self, ids)
+trainer.target.Target.features = broken
+"""
+HANG = """
+import threading, time, trainer.replica, trainer.stopping
+trainer.stopping.REPEAT_IGNORED_S = 0.5
+original = trainer.replica.Replica.loss_and_gradients
+def hang(self, batch):
+    if batch.step == 3:
+        time.sleep(600)
+    return original(self, batch)
+trainer.replica.Replica.loss_and_gradients = hang
+"""
+HANG_IN_IMPORT = """
+import sys, time
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers":
+            print("importing", flush=True)
+            time.sleep(600)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture
+def config(settings: dict[str, Any], tmp_path: Path) -> Path:
+    return write_config({**settings, "steps": LONG, "checkpoint_every": LONG}, tmp_path / "config.yaml")
+
+
+def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Start, settings: dict[str, Any],
+                                                             tmp_path: Path) -> None:  # fmt: skip
+    run = start_trainer(write_config(settings, tmp_path / "config.yaml"))
+    code, out, err = run.finish()
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    phases = [line.removeprefix("phase=") for line in lines if re.fullmatch("phase=[a-z_]+", line)]
+    assert phases == ["import", "load_target", "data", "compile_warmup", "train", "checkpoint", "train"]
+    assert "phase=compile_warmup units=0 (nothing compiles on the CPU)" in lines
+    for step in range(1, 7):
+        first = next(index for index, line in enumerate(lines) if line.startswith(f"step={step} "))
+        assert re.fullmatch(rf"step={step} worker=drafter-0 loss=\d+\.\d{{4}} tok/s=\d+\.\d", lines[first])
+        assert re.fullmatch(rf"step={step} worker=drafter-1 loss=\d+\.\d{{4}} tok/s=\d+\.\d", lines[first + 1])
+        assert re.fullmatch(
+            rf"step={step} loss=\d+\.\d{{4}} tok/s=\d+\.\d lr=\d\.\d\de-\d\d grad_norm=\d+\.\d\d queue=\d/4"
+            r" wait_target=\d+% wait_drafter=\d+%", lines[first + 2],
+        )  # fmt: skip
+    assert "\x1b" not in out and "\r" not in out
+    assert [event["worker"] for event in run.events("worker_up")] == ["target-0", "drafter-0", "drafter-1"]
+    assert {event["reason"] for event in run.events("worker_down")} == {"done"}
+    assert [event["step"] for event in run.events("checkpoint")] == [6]
+    (last,) = run.events("ended")
+    assert last == run.events()[-1]
+    assert (last["code"], last["stopped"], last["attempt"], last["nonce"]) == (0, False, 2, "abc123")
+    beat = run.heartbeat()
+    assert (beat["run_id"], beat["step"], beat["pid"]) == ("a-run", 6, run.process.pid)
+    assert not (tmp_path / "out").exists()
+
+
+def test_sigterm_finishes_the_step_checkpoints_and_exits_zero_and_a_quick_repeat_changes_nothing(
+    start_trainer: Start, config: Path
+) -> None:
+    run = start_trainer(config)
+    run.wait_for_step(3)
+    run.terminate()
+    run.terminate()
+    code, out, err = run.finish()
+    assert (code, err) == (0, "")
+    (stopped_at,) = steps_on_disk(run.run_dir / "checkpoints")
+    lines = out.splitlines()
+    assert lines.index("phase=stopping") < next(
+        index for index, line in enumerate(lines) if line.startswith(f"checkpoint step-{stopped_at} saved in ")
+    )
+    assert records(run.run_dir, "metrics.jsonl")[-1]["step"] == stopped_at
+    (ended,) = run.events("ended")
+    assert ended["stopped"] is True and ended["code"] == 0
+    assert run.heartbeat()["phase"] == "stopping"
+
+    again = start_trainer(config, "--resume")
+    again.wait_for_step(stopped_at + 1)
+    again.terminate()
+    code, out, _ = again.finish()
+    assert code == 0 and f"resume from step-{stopped_at} " in out
+    steps = [record["step"] for record in records(run.run_dir, "metrics.jsonl") if record["worker"] is None]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(losses(run.run_dir)) == len(steps)
+
+
+def test_sigterm_before_the_first_step_ends_at_once_as_stopped(start_trainer: Start, config: Path) -> None:
+    run = start_trainer(config, planted=HANG_IN_IMPORT)
+    assert run.process.stdout is not None
+    while run.process.stdout.readline() != "importing\n":
+        assert run.process.poll() is None
+    run.terminate()
+    code, out, err = run.finish(timeout_s=10)
+    assert (code, err) == (0, "") and out.endswith("phase=stopping\n")
+    (ended,) = run.events("ended")
+    assert ended["stopped"] is True
+
+
+def test_a_later_second_sigterm_ends_a_stuck_step_at_once(start_trainer: Start, config: Path) -> None:
+    run = start_trainer(config, planted=HANG)
+    run.wait_for_step(2)
+    run.terminate()
+    poll(lambda: run.heartbeat()["phase"] == "stopping")
+    assert run.process.poll() is None
+
+    def ended_by_another_signal() -> bool:
+        run.terminate()
+        return run.process.poll() is not None
+
+    poll(ended_by_another_signal)
+    code, _, err = run.finish()
+    assert (code, err) == (143, "")
+    (ended,) = run.events("ended")
+    assert ended["stopped"] is False and ended["code"] == 143
+
+
+@pytest.mark.parametrize(
+    ("planted", "worker", "last"),
+    [
+        (BREAK, "drafter-1", "ValueError: planted in drafter-1"),
+        (BREAK_TARGET, "target-0", "KeyError: 'planted in the target'"),
+    ],
+)
+def test_the_first_worker_to_die_ends_the_process_with_its_name_and_its_own_traceback(
+    start_trainer: Start, config: Path, planted: str, worker: str, last: str
+) -> None:
+    run = start_trainer(config, planted=planted)
+    poll(lambda: run.events("exception"))
+    died = time.monotonic()
+    code, _, err = run.finish()
+    assert time.monotonic() - died < 10
+    assert code == 1
+    assert err.startswith(f"Exception in thread {worker}:\nTraceback (most recent call last):\n")
+    assert err.count("Traceback") == 1 and err.rstrip().endswith(last)
+    (event,) = run.events("exception")
+    assert event["worker"] == worker and err.endswith(event["traceback"])
+    reasons = {event["worker"]: event["reason"] for event in run.events("worker_down")}
+    assert reasons.keys() == {"target-0", "drafter-0", "drafter-1"}
+    assert [name for name, reason in reasons.items() if reason == "failed"] == [worker]
+    assert run.events()[-1]["event"] == "ended" and run.events()[-1]["code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"steps": "many"}, r"trainer: \S*config\.yaml:\d+: steps: needs a whole number"),
+        ({"target": {"path": "/nowhere/model"}}, r"trainer: target\.path: no Hugging Face model in /nowhere/model"),
+        ({"devices": {"target": ["cpu"], "drafter": ["cuda:77"]}}, r"trainer: devices: cuda:77 is not here"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_exit_code_two(start_trainer: Start, settings: dict[str, Any],
+                                                              tmp_path: Path, change: dict[str, Any], expected: str
+                                                              ) -> None:  # fmt: skip
+    run = start_trainer(write_config({**settings, **change}, tmp_path / "config.yaml"))
+    code, _, err = run.finish()
+    assert code == 2
+    assert len(err.splitlines()) == 1 and re.match(expected, err)
+
+
+def test_without_specctl_the_records_go_to_the_output_directory(settings: dict[str, Any], tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    from trainer.__main__ import main
+
+    for name in ("SPECCTL_RUN_DIR", "SPECCTL_RUN_ID", "SPECCTL_ATTEMPT", "SPECCTL_NONCE"):
+        monkeypatch.delenv(name, raising=False)
+    config = write_config({**settings, "steps": 1}, tmp_path / "config.yaml")
+    assert main(["train", str(config)]) == 0
+    assert json.loads((tmp_path / "out" / "heartbeat.json").read_text())["run_id"] == "out"
+    assert len(losses(tmp_path / "out")) == 1

@@ -1,0 +1,156 @@
+"""Replicas that add up gradients in threads, and the proof that catches one that has drifted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from trainer.config import OptimizerConfig
+from trainer.optim import AdamW, FlatWeights, learning_rate
+from trainer.pipeline import Aborted, Channel
+from trainer.replicas import Replicas, ReplicasDiffer, weight_hash
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | None]:
+    """Run `work(rank)` in `count` threads; what each raised."""
+    raised: list[BaseException | None] = [None] * count
+
+    def run(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            raised[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return raised
+
+
+def test_every_replica_ends_with_the_same_bits_added_in_the_order_of_the_ranks() -> None:
+    # Values whose sum depends on the order of addition.
+    parts = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (4 * rank) for rank in range(3)]
+    expected = (parts[0] + parts[1]) + parts[2]
+    replicas, gradients = Replicas(3), [part.clone() for part in parts]
+    assert in_threads(3, lambda rank: replicas.average(rank, gradients[rank])) == [None] * 3
+    for gradient in gradients:
+        assert torch.equal(gradient, expected)
+
+
+def test_a_replica_may_change_its_gradients_as_soon_as_it_has_them() -> None:
+    replicas, gradients = Replicas(3), [torch.full((200_000,), float(rank + 1)) for rank in range(3)]
+
+    def work(rank: int) -> None:
+        for _ in range(50):
+            gradients[rank].fill_(rank + 1)
+            replicas.average(rank, gradients[rank])
+            assert (gradients[rank] == 6).all()
+            gradients[rank].zero_()
+
+    assert in_threads(3, work) == [None] * 3
+
+
+def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> None:
+    replicas, weights = Replicas(2), [torch.linspace(-1, 1, 501) for _ in range(2)]
+    assert in_threads(2, lambda rank: replicas.prove_equal(rank, weights[rank], step=7)) == [None, None]
+    weights[1][333] = torch.nextafter(weights[1][333], torch.tensor(9.0))
+    raised = in_threads(2, lambda rank: replicas.prove_equal(rank, weights[rank], step=7))
+    assert all(isinstance(error, ReplicasDiffer) for error in raised)
+    assert "after step 7" in str(raised[0])
+
+
+def test_the_hash_changes_with_every_single_weight() -> None:
+    weights = torch.ones(64)
+    hashes = {weight_hash(weights)}
+    for index in range(64):
+        changed = weights.clone()
+        changed[index] = 1.0000001
+        hashes.add(weight_hash(changed))
+    # A change at one place or another may look alike, but never like no change.
+    assert weight_hash(weights) == weight_hash(weights.clone())
+    assert len(hashes) > 1
+    for index in range(64):
+        changed = weights.clone()
+        changed[index] = 1.0000001
+        assert weight_hash(changed) != weight_hash(weights)
+
+
+def test_abort_frees_a_replica_that_waits_for_the_others() -> None:
+    replicas = Replicas(2)
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            replicas.meet()
+        else:
+            replicas.abort()
+
+    raised = in_threads(2, work)
+    assert isinstance(raised[0], Aborted)
+
+
+def test_a_channel_is_bounded_keeps_order_and_lets_go_of_waiters_when_closed() -> None:
+    channel: Channel[int] = Channel(2)
+    got: list[int] = []
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            for item in itertools.count():
+                channel.put(item)
+                assert len(channel) <= 2
+        else:
+            while len(got) < 5:
+                got.append(channel.get())
+            channel.close()
+
+    raised = in_threads(2, work)
+    assert got == [0, 1, 2, 3, 4]
+    assert isinstance(raised[0], Aborted) and raised[1] is None
+    with pytest.raises(Aborted):
+        channel.put(9)
+
+
+def test_flat_adamw_equals_torch_on_the_parameters_themselves() -> None:
+    def module() -> torch.nn.Module:
+        torch.manual_seed(3)
+        linear, norm = torch.nn.Linear, torch.nn.RMSNorm
+        return torch.nn.Sequential(linear(7, 5, bias=False), norm(5), linear(5, 3, bias=False))
+
+    config = OptimizerConfig(lr=0.1, weight_decay=0.5, clip_norm=0.25)
+    ours, theirs = module(), module()
+    flat = FlatWeights(ours)
+    optimizer = AdamW(flat, config)
+    matrices = [parameter for parameter in theirs.parameters() if parameter.dim() > 1]
+    norms = [parameter for parameter in theirs.parameters() if parameter.dim() == 1]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.5}, {"params": norms, "weight_decay": 0.0}], lr=0.1, betas=(0.9, 0.95)
+    )
+    for step in range(4):
+        x = torch.randn(6, 7, generator=torch.Generator().manual_seed(step))
+        flat.gradients.zero_()
+        ours(x).square().sum().backward()
+        reference.zero_grad()
+        theirs(x).square().sum().backward()
+        norm = optimizer.clip()
+        assert norm == pytest.approx(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.25).item(), rel=1e-5)
+        optimizer.step(0.1)
+        reference.step()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_learning_rate_rises_to_its_peak_and_falls_to_its_floor() -> None:
+    config = OptimizerConfig(lr=1.0, warmup_fraction=0.1, final_lr_fraction=0.2)
+    rates = [learning_rate(step, config=config, steps=100) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == max(rates) == 1.0
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2)
+    constant = OptimizerConfig(lr=1.0, warmup_fraction=0.1, schedule="constant")
+    assert learning_rate(100, config=constant, steps=100) == 1.0

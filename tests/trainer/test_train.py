@@ -1,0 +1,158 @@
+"""Whole runs on the tiny target: reproducible to the bit, the same for any number of drafters, resumable, NaN-proof."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.support import losses, records
+from trainer.checkpoint import WEIGHTS, steps_on_disk
+from trainer.config import ConfigError
+
+Train = Callable[..., Any]
+
+
+def weights_of(training: Any, rank: int = 0) -> torch.Tensor:
+    return training.members[rank].flat.weights
+
+
+def test_the_same_seed_gives_bitwise_the_same_losses_and_another_seed_does_not(train: Train, settings: dict[str, Any],
+                                                                               tmp_path: Path) -> None:  # fmt: skip
+    runs = []
+    for name, seed in (("one", 11), ("two", 11), ("three", 12)):
+        training = train({**settings, "output_dir": str(tmp_path / name), "seed": seed})
+        runs.append((losses(tmp_path / name), weights_of(training).clone()))
+    assert len(runs[0][0]) == 6 and all(math.isfinite(loss) for loss in runs[0][0])
+    assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]
+
+
+@pytest.mark.parametrize("drafters", [2, 4])
+def test_more_drafters_make_the_same_updates_from_the_same_batch(train: Train, settings: dict[str, Any],
+                                                                 tmp_path: Path, drafters: int) -> None:  # fmt: skip
+    runs = []
+    for count in (1, drafters):
+        devices = {"target": ["cpu"], "drafter": ["cpu"] * count}
+        training = train({**settings, "output_dir": str(tmp_path / str(count)), "devices": devices})
+        runs.append((losses(tmp_path / str(count)), weights_of(training).clone()))
+        for rank in range(count):
+            assert torch.equal(weights_of(training, rank), weights_of(training))
+    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-4)
+    # Adam's first steps are of size lr whatever the gradient, so a rounding difference can show at that scale.
+    assert (runs[0][1] - runs[1][1]).abs().max() < 2e-3
+    assert (runs[0][1] - runs[1][1]).abs().mean() < 1e-5
+
+
+def test_a_resumed_run_is_to_the_bit_the_run_that_never_ended(train: Train, settings: dict[str, Any], tmp_path: Path
+                                                              ) -> None:  # fmt: skip
+    # A constant rate, since the schedule knows the number of steps, which the first half must not reach.
+    settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
+    document = tmp_path / "short.txt"
+    document.write_text("a document of few rows, so that the resume lands in a later epoch. " * 20)
+    settings["data"]["paths"] = [str(document)]
+    whole = train({**settings, "steps": 10, "output_dir": str(tmp_path / "whole")})
+    split = {**settings, "output_dir": str(tmp_path / "split")}
+    train({**split, "steps": 7})
+    resumed = train({**split, "steps": 10})
+    assert resumed.last_checkpoint == str(tmp_path / "split" / "checkpoints" / "step-10")
+    events = records(tmp_path / "split", "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "resume"] == [7]
+    assert losses(tmp_path / "split") == losses(tmp_path / "whole")
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert resumed.cursor == whole.cursor and whole.cursor.epoch > 0
+    moments = resumed.members[0].moments()
+    assert all(torch.equal(moments[name], moment) for name, moment in whole.members[0].moments().items())
+
+
+def test_a_checkpoint_holds_the_weights_under_the_names_servers_load(train: Train, settings: dict[str, Any]) -> None:
+    training = train({**settings, "steps": 2, "checkpoint_every": 1, "keep_checkpoints": 1})
+    assert steps_on_disk(training.root) == [2]
+    saved = load_file(training.root / "step-2" / WEIGHTS)
+    assert saved.keys() == training.members[0].drafter.state_dict().keys()
+    assert "layers.1.self_attn.q_norm.weight" in saved
+    assert not any("embed" in name or "head" in name for name in saved)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(train: Train, settings: dict[str, Any],
+                                                                               capsys: pytest.CaptureFixture[str]
+                                                                               ) -> None:  # fmt: skip
+    training = train({**settings, "steps": 4, "checkpoint_every": 2})
+    file = training.root / "step-4" / WEIGHTS
+    file.write_bytes(file.read_bytes()[:100])
+    train(settings)
+    out = capsys.readouterr().out
+    assert "checkpoint step-4 skipped: drafter.safetensors has 100 bytes of " in out
+    assert "resume from step-2" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 12}, "seed"), ({"batch_size": 8}, "batch_size"), ({"drafter": {"layers": 1}}, "drafter, shape")],
+)
+def test_a_resume_that_could_not_be_exact_is_refused_by_name(train: Train, settings: dict[str, Any],
+                                                             change: dict[str, Any], named: str) -> None:  # fmt: skip
+    train({**settings, "steps": 1})
+    changed = {**settings, **{key: {**settings[key], **value} if isinstance(value, dict) else value
+                              for key, value in change.items()}}  # fmt: skip
+    with pytest.raises(ConfigError, match=f"step-1 was trained with another {named};"):
+        train(changed)
+
+
+def test_starting_over_on_top_of_checkpoints_or_resuming_from_none_is_refused(train: Train, settings: dict[str, Any]
+                                                                              ) -> None:  # fmt: skip
+    with pytest.raises(ConfigError, match="--resume: no complete checkpoint"):
+        train(settings, must_resume=True)
+    train({**settings, "steps": 1})
+    with pytest.raises(ConfigError, match="already holds checkpoints, up to step-1; add --resume"):
+        train({**settings, "resume": "never"})
+    train({**settings, "resume": "never", "steps": 2}, must_resume=True)
+
+
+def test_nan_ends_the_run_before_the_optimizer_and_names_worker_step_and_last_checkpoint(
+    train: Train, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train({**settings, "steps": 2})
+    kept: list[torch.Tensor] = []
+
+    def poison(training: Any) -> None:
+        kept.append(weights_of(training, 0).clone())
+        weights_of(training, 1)[5] = math.nan
+
+    training = train(settings, expect=1, before=poison)
+    assert torch.equal(weights_of(training, 0), kept[0])
+    assert training.steps_done == 2 and steps_on_disk(training.root) == [2]
+    (event,) = [event for event in records(tmp_path / "out", "events.jsonl") if event["event"] == "exception"]
+    assert event["worker"] == "drafter-1" and event["type"].endswith("NonFinite")
+    assert event["message"].startswith("drafter-1: loss nan, gradient norm nan at step 3 (data rows [")
+    assert event["message"].endswith(f"last good checkpoint: {training.root / 'step-2'}")
+    assert capsys.readouterr().err.count("Exception in thread") == 1
+
+
+def test_replicas_that_drift_apart_end_the_run(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
+    def drift(training: Any) -> None:
+        weights_of(training, 1)[5] += 1e-3
+
+    train({**settings, "replica_check_every": 2}, expect=1, before=drift)
+    (event,) = [event for event in records(tmp_path / "out", "events.jsonl") if event["event"] == "exception"]
+    assert event["type"].endswith("ReplicasDiffer") and "after step 2" in event["message"]
+
+
+def test_tok_s_counts_real_tokens_only(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
+    document = tmp_path / "short.txt"
+    document.write_text("a few words, not a whole row")
+    settings["data"] |= {"paths": [str(document)] * 4}
+    training = train({**settings, "steps": 1})
+    assert sum(share.tokens for share in training.shares) == 4 * int(training.rows.lengths_R[0]) < 4 * 48
+
+
+def test_no_worker_outlives_a_run(train: Train, settings: dict[str, Any]) -> None:
+    train({**settings, "steps": 1})
+    workers = ("target-", "drafter-", "heartbeat")
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith(workers)] == []
