@@ -1,4 +1,4 @@
-"""The demo itself: a drafter really learns from the real SmolLM2 on two CPU cores, as a process that is then stopped."""
+"""The demo itself: a drafter really learns from the real SmolLM2 on two cores, as a process that is then stopped."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_the_loss_falls_over_sixty_steps_of_the_demo_and_sigterm_keeps_what_was_
 
     of_step = losses(run.run_dir)[:STEPS]
     early, late = statistics.mean(of_step[10:20]), statistics.mean(of_step[50:60])
-    # Measured with seeds 7, 8, 9: early 8.85, 8.71, 8.45; late 7.38, 7.15, 7.35. Knowing nothing scores ln 49152 = 10.8.
+    # Measured with seeds 7, 8, 9: early 8.85, 8.71, 8.45; late 7.38, 7.15, 7.35. Knowing nothing: ln 49152 = 10.8.
     assert late < 7.9, of_step
     assert early - late > 0.7, of_step
