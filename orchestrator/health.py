@@ -71,7 +71,7 @@ class _Look:
         self.alive = [one for one in probe.tree if one.alive]
         if probe.program is not None and probe.program.alive and probe.program not in self.alive:
             self.alive.insert(0, probe.program)
-        self.gone, self.known = _workers(self.summary, probe.observed_at, limits)
+        self.gone, self.known = _workers(self.summary, probe.observed_at, limits, live=bool(self.alive))
         beat = probe.heartbeat
         self.step = self.summary.step
         if self.step is None and beat is not None and beat.step:
@@ -100,7 +100,7 @@ class _Look:
         return ", ".join(parts)
 
 
-def _workers(summary: LogSummary, now: float, limits: Limits) -> tuple[list[Worker], list[Worker]]:
+def _workers(summary: LogSummary, now: float, limits: Limits, *, live: bool) -> tuple[list[Worker], list[Worker]]:
     """The workers that are gone, and all that are known. An older run's text makes no worker."""
     named = any(worker.seen and worker.step is not None for worker in summary.workers)
     gone, known = [], []
@@ -109,7 +109,7 @@ def _workers(summary: LogSummary, now: float, limits: Limits) -> tuple[list[Work
             known.append(worker)
             continue
         if worker.died_before_first_step and not worker.seen and not named:
-            waiting = summary.step is None and now - worker.died_at < limits.unproven_death_s
+            waiting = live and summary.step is None and now - worker.died_at < limits.unproven_death_s
             if summary.step is not None or waiting:
                 continue
         gone.append(worker)

@@ -1,0 +1,394 @@
+"""Every state of a run from what one look saw, and the ladder of evidence."""
+
+import dataclasses
+
+import pytest
+
+from orchestrator.health import judge, rung
+from orchestrator.logscan import Scanner
+from orchestrator.model import (
+    ExitRecord,
+    ForeignLog,
+    Heartbeat,
+    LogFile,
+    LogSummary,
+    Probe,
+    Process,
+    ProgramExit,
+    StopRequest,
+)
+
+NOW = 10_000.0
+PROGRAM = Process(pid=42, start_ticks=7, name="python", state="S", marked=True)
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in run\n    go()\n'
+LOG = LogFile(path="/w/r.a1.log", size=5000, modified_at=NOW - 1, verified=True, header_bytes=100)
+
+
+def read(*parts, ended=False):
+    """The summary of a log whose parts were written at the given times: (seconds before now, text)."""
+    scanner = Scanner()
+    scanner.feed(b"# specctl run=r attempt=1\n", NOW - 5000)
+    for before, text in parts:
+        scanner.feed(text.encode(), NOW - before)
+    if ended:
+        scanner.finish(NOW)
+    return scanner.summary()
+
+
+def look(summary=None, **changes):
+    fields = {
+        "run_id": "r", "attempt": 1, "nonce": "n", "observed_at": NOW, "created_at": NOW - 300, "target": "t",
+        "owner": "o", "note": "", "argv": ["x"], "exit": None, "stop": None, "same_boot": True,
+        "supervisor_alive": True, "program": PROGRAM, "program_seen": True, "tree": [PROGRAM], "log": LOG,
+        "summary": summary or read(),
+    }  # fmt: skip
+    return Probe(**{**fields, **changes})
+
+
+def gone(summary=None, **changes):
+    return look(summary, **{"program": None, "tree": [], "supervisor_alive": False, **changes})
+
+
+def ended(summary=None, **record):
+    return gone(summary, exit=ExitRecord(at=NOW, **record))
+
+
+STEPS = read((20, "step=1 loss=2 tok/s=300\n"), (10, "step=2 loss=2 tok/s=310\n"))
+THREAD = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: boom\n"
+
+
+# --- ended ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "why"),
+    [
+        ({"never_started": "python9: not found"}, "NEVER_STARTED", "python9: not found"),
+        ({"code": 0}, "SUCCEEDED", "exit code 0"),
+        ({"code": 3}, "FAILED", "exit code 3"),
+        ({"code": 3, "last_step": 12}, "FAILED", "after step 12"),
+        ({"code": 143}, "FAILED", "SIGTERM of a child"),
+        ({"signal": 11}, "KILLED", "SIGSEGV"),
+        ({"signal": 9, "oom_kills": 1}, "KILLED", "SIGKILL, for memory"),
+        ({"code": 137, "oom_kills": 1}, "KILLED", "exit code 137, for memory"),
+        ({"code": 137}, "FAILED", "SIGKILL of a child"),
+        ({"signal": 15, "stopped": True}, "STOPPED", "SIGTERM"),
+        ({"code": 0, "stopped": True}, "STOPPED", "exit code 0"),
+        ({"signal": 9, "stopped": True, "oom_kills": 1}, "STOPPED", "SIGKILL"),
+        ({}, "LOST", "neither exit code nor signal"),
+    ],
+)
+def test_the_exit_record_decides_how_a_run_ended(record, state, why):
+    verdict = judge(ended(**record))
+    assert verdict.state == state
+    assert why in verdict.why
+
+
+def test_a_record_of_the_end_beside_living_processes_says_so():
+    assert "1 process (42) left" in judge(look(exit=ExitRecord(at=NOW, code=3))).why
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_a_failure_is_blamed_on_the_exception_that_no_step_followed(code):
+    text = TRACEBACK + "OSError: caught\n\nstep=1\n" + TRACEBACK.replace("run", "main") + "ValueError: last\n"
+    verdict = judge(ended(read((5, text), ended=True), code=code))
+    assert (verdict.error.type, "ValueError: last" in verdict.why) == ("ValueError", True)
+
+
+def test_a_worker_that_died_is_blamed_before_the_main_thread_that_noticed():
+    text = "worker=drafter-0 step=1\n" + THREAD + TRACEBACK.replace("run", "main") + "RuntimeError: a worker died\n"
+    assert judge(ended(read((5, text), ended=True), code=1)).error.message == "boom"
+
+
+def test_a_worker_that_died_is_blamed_although_others_stepped_on():
+    text = "worker=drafter-0 step=1\n" + THREAD + "".join(f"worker=drafter-1 step={n}\n" for n in range(9))
+    assert judge(ended(read((5, text), ended=True), code=3)).error.worker == "drafter-0"
+
+
+def test_an_exception_that_steps_followed_is_blamed_only_for_what_an_uncaught_one_gives():
+    summary = read((5, TRACEBACK + "OSError: x\n\nstep=1\nstep=2\n"), ended=True)
+    assert judge(ended(summary, code=1)).error.type == "OSError"
+    assert judge(ended(summary, code=3)).error is None
+    assert judge(ended(summary, code=0)).error is None
+
+
+def test_an_end_without_error_does_not_hide_a_worker_that_died():
+    verdict = judge(ended(read((5, "worker=drafter-0 step=1\n" + THREAD), ended=True), code=0))
+    assert (verdict.state, verdict.workers_gone, verdict.error.message) == ("SUCCEEDED", ["drafter-0"], "boom")
+    assert "drafter-0 died (RuntimeError: boom)" in verdict.why
+
+
+# --- nothing alive, no record ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "why"),
+    [
+        ({"same_boot": False}, "LOST", "container restarted"),
+        ({"same_boot": False, "oom_kills": 3}, "LOST", "container restarted"),
+        ({"oom_kills": 2}, "KILLED", "2 killed for memory"),
+        ({"supervisor_alive": True}, "STOPPING", "exit record is being written"),
+        ({"supervisor_alive": True, "program_exit": ProgramExit(at=NOW, code=3)}, "STOPPING", "exit code 3"),
+        ({}, "LOST", "no process and no exit record"),
+        ({"stop": StopRequest(at=NOW - 9, by="me", grace_s=60)}, "LOST", "after a stop was asked for"),
+        ({"program_seen": False}, "NEVER_STARTED", "started no program"),
+        ({"program_seen": False, "supervisor_alive": True}, "STARTING", "program not started yet"),
+        ({"program_seen": False, "same_boot": None}, "NEVER_STARTED", "started no program"),
+        ({"program_seen": False, "same_boot": None, "created_at": NOW - 2}, "QUEUED", "no supervisor yet"),
+    ],
+)
+def test_without_process_and_record_the_rest_decides(changes, state, why):
+    verdict = judge(gone(**changes))
+    assert verdict.state == state
+    assert why in verdict.why
+
+
+def test_a_zombie_is_not_alive():
+    zombie = dataclasses.replace(PROGRAM, state="Z")
+    assert judge(look(program=zombie, tree=[zombie], supervisor_alive=False)).state == "LOST"
+
+
+# --- alive ----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_make_a_run_running():
+    verdict = judge(look(STEPS))
+    assert (verdict.state, verdict.step, verdict.tok_s, verdict.last_progress_at) == ("RUNNING", 2, 310.0, NOW - 10)
+    assert verdict.why == "step 2, 310 tok/s, 10 s ago"
+
+
+def test_a_run_outlives_its_supervisor_and_says_so():
+    verdict = judge(look(STEPS, supervisor_alive=False))
+    assert verdict.state == "RUNNING"
+    assert "supervisor gone" in verdict.why
+
+
+def test_children_that_outlive_the_program_keep_the_run_alive():
+    child = dataclasses.replace(PROGRAM, pid=43)
+    verdict = judge(look(STEPS, program=None, tree=[child], program_exit=ProgramExit(at=NOW, code=0)))
+    assert verdict.state == "RUNNING"
+    assert "the started program has ended (exit code 0), 1 process (43) left" in verdict.why
+
+
+def test_a_stop_that_was_asked_for_is_stopping_until_nothing_is_left():
+    verdict = judge(look(STEPS, stop=StopRequest(at=NOW - 5, by="me", grace_s=60)))
+    assert verdict.state == "STOPPING"
+    assert "me asked 5 s ago, 1 process (42) left" in verdict.why
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(119, "RUNNING"), (121, "STALLED")])
+def test_silence_after_steps_is_a_stall(silent_s, state):
+    steps = read(*((silent_s + n, f"step={10 - n}\n") for n in (3, 2, 1, 0)))
+    assert judge(look(steps)).state == state
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(599, "RUNNING"), (601, "STALLED")])
+def test_a_slow_step_is_given_twenty_of_its_own_intervals(silent_s, state):
+    steps = read(*((silent_s + 30 * n, f"step={10 - n}\n") for n in (3, 2, 1, 0)))
+    assert judge(look(steps)).state == state
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluate"])
+@pytest.mark.parametrize(("silent_s", "state"), [(590, "RUNNING"), (601, "STALLED")])
+def test_a_checkpoint_or_an_evaluation_may_take_five_times_as_long(phase, silent_s, state):
+    steps = read(*((silent_s + n, f"step={10 - n}\n") for n in (2, 1, 0)), (silent_s, f"phase={phase}\n"))
+    assert judge(look(steps)).state == state
+
+
+def test_a_checkpoint_before_the_last_step_excuses_nothing():
+    steps = read((203, "step=1\n"), (202, "phase=checkpoint\n"), (201, "step=2\n"))
+    assert judge(look(steps)).state == "STALLED"
+
+
+def test_the_heartbeat_may_say_that_it_checkpoints():
+    steps = read((302, "step=1\n"), (301, "step=2\n"), (300, "step=3\n"))
+    assert judge(look(steps)).state == "STALLED"
+    assert judge(look(steps, heartbeat=Heartbeat(phase="checkpoint", step=3, at=NOW - 1))).state == "RUNNING"
+
+
+def test_printing_without_stepping_is_no_progress():
+    steps = read((302, "step=1\n"), (301, "step=2\n"), (1, "still waiting for the queue\n"))
+    assert judge(look(steps)).state == "STALLED"
+
+
+def test_a_first_step_that_took_long_gives_the_second_as_long():
+    assert judge(look(read((200, "step=1\n")), created_at=NOW - 450)).state == "RUNNING"
+    assert judge(look(read((200, "step=1\n")), created_at=NOW - 350)).state == "STALLED"
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(890, "STARTING"), (910, "STALLED")])
+def test_before_the_first_step_a_run_may_be_silent_for_a_quarter_of_an_hour(silent_s, state):
+    log = dataclasses.replace(LOG, modified_at=NOW - silent_s)
+    verdict = judge(look(read((silent_s, "phase=load_target\n")), log=log, created_at=NOW - 3000))
+    assert verdict.state == state
+    assert "load_target" in verdict.why
+
+
+def test_output_before_the_first_step_is_a_sign_of_life():
+    assert judge(look(read((2000, "phase=load_target\n")), created_at=NOW - 3000)).state == "STARTING"
+
+
+def test_a_stopped_process_is_named():
+    assert "stopped (state T)" in judge(look(STEPS, program=dataclasses.replace(PROGRAM, state="T"))).why
+
+
+def test_a_loss_that_is_not_finite_and_falling_tok_s_are_worth_a_word():
+    lines = [f"step={n} loss=nan tok/s={rate}\n" for n, rate in enumerate([100, 5000, 5010, 2500, 2400], start=7)]
+    why = judge(look(read((5, "".join(lines))))).why
+    assert "loss not finite since step 7" in why
+    assert "tok/s has fallen from 5,010" in why
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_died_degrades_the_run_although_the_others_step():
+    steps = "".join(f"worker=drafter-{n} step={s} tok/s=100\n" for s in (1, 2) for n in (0, 1, 2))
+    after = "".join(f"worker=drafter-{n} step={s} tok/s=100\n" for s in (3, 4, 5) for n in (1, 2))
+    verdict = judge(look(read((9, steps + THREAD), (1, after))))
+    assert (verdict.state, verdict.workers_gone) == ("DEGRADED", ["drafter-0"])
+    assert (verdict.workers_alive, verdict.workers_total, verdict.error.message) == (2, 3, "boom")
+    assert "drafter-0 died (RuntimeError: boom); step 5, 200 tok/s" in verdict.why
+
+
+def test_a_worker_that_died_before_any_step_counts_once_step_lines_name_workers():
+    summary = read((9, THREAD), (1, "worker=drafter-1 step=1 tok/s=5\nworker=drafter-1 step=2 tok/s=5\n"))
+    assert judge(look(summary)).workers_gone == ["drafter-0"]
+
+
+def test_a_worker_that_was_up_and_died_before_any_step_is_gone_at_once():
+    verdict = judge(look(read((1, "phase=compile_warmup worker=drafter-0\n" + THREAD))))
+    assert (verdict.state, verdict.workers_gone) == ("DEGRADED", ["drafter-0"])
+    assert "no step yet" in verdict.why
+
+
+def test_a_worker_that_steps_again_after_its_traceback_lives():
+    summary = read((9, "worker=drafter-0 step=1\n" + THREAD + "worker=drafter-0 step=2\n"))
+    assert (judge(look(summary)).state, judge(look(summary)).workers_gone) == ("RUNNING", [])
+
+
+def test_an_old_runs_traceback_before_steps_that_name_no_worker_is_only_a_finding():
+    verdict = judge(look(read((9, THREAD), (1, "step=1 tok/s=5\nstep=2 tok/s=5\n"))))
+    assert (verdict.state, verdict.workers_total, verdict.error) == ("RUNNING", 0, None)
+
+
+@pytest.mark.parametrize(("before", "state"), [(20, "STARTING"), (40, "DEGRADED")])
+def test_an_unknown_threads_exception_before_any_step_is_believed_after_a_while(before, state):
+    verdict = judge(look(read((before, THREAD))))
+    assert verdict.state == state
+    assert "RuntimeError: boom" in verdict.why
+
+
+def test_a_thread_that_dies_after_the_first_step_is_gone():
+    assert judge(look(read((9, "step=1\n" + THREAD + "step=2\n"), ended=True))).workers_gone == ["drafter-0"]
+
+
+def test_an_exception_without_a_thread_before_steps_is_only_a_finding():
+    summary = read((9, TRACEBACK + "OSError: x\n\nstep=1\nstep=2\n"), ended=True)
+    assert (judge(look(summary)).state, judge(look(summary)).error) == ("RUNNING", None)
+    assert summary.findings_total == 1
+
+
+def test_all_workers_gone_while_the_process_lingers_is_degraded_by_all():
+    text = "worker=drafter-0 step=1\nworker=drafter-1 step=1\n" + THREAD + THREAD.replace("drafter-0", "drafter-1")
+    verdict = judge(look(read((1, text))))
+    assert (verdict.state, verdict.workers_gone) == ("DEGRADED", ["drafter-0", "drafter-1"])
+
+
+def test_a_worker_that_fell_silent_is_mentioned():
+    both = "worker=drafter-0 step=1\nworker=drafter-1 step=1\n"
+    summary = read((400, both), *((n, f"worker=drafter-1 step={500 - n}\n") for n in (3, 2, 1)))
+    verdict = judge(look(summary))
+    assert verdict.state == "RUNNING"
+    assert "drafter-0 has not stepped for 7 min while others did" in verdict.why
+
+
+# --- a log that is not this run's -----------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_replaced_says_nothing_of_the_run():
+    log = dataclasses.replace(LOG, verified=False, why="the log was replaced by another file")
+    verdict = judge(look(STEPS, log=log))
+    assert (verdict.state, verdict.step, verdict.tok_s) == ("RUNNING", None, None)
+    assert "the log was replaced by another file" in verdict.why
+    assert rung(look(STEPS, log=log), verdict)[0] == "process"
+
+
+def test_a_log_that_was_replaced_blames_nothing_for_a_failure():
+    log = dataclasses.replace(LOG, verified=False, why="the log was truncated")
+    verdict = judge(dataclasses.replace(ended(read((5, THREAD), ended=True), code=3), log=log))
+    assert (verdict.state, verdict.error) == ("FAILED", None)
+
+
+# --- the ladder -----------------------------------------------------------------------------------------------------
+
+
+def climb(probe):
+    reached, evidence = rung(probe, judge(probe))
+    assert all(item.observed_at == NOW for item in evidence)
+    return reached, {item.what: item.value for item in evidence}
+
+
+def test_the_ladder_to_its_top():
+    reached, evidence = climb(look(STEPS, gpus_declared=[0], gpu_devices=["/dev/nvidia0"], heartbeat=Heartbeat(
+        phase="train", step=2, at=NOW, gpu_memory_bytes={"0": 3 << 30})))  # fmt: skip
+    assert reached == "step"
+    assert list(evidence) == ["accepted", "session", "process", "log", "gpu", "step"]
+    assert "pid 42" in evidence["process"]
+    assert evidence["gpu"] == "holds /dev/nvidia0, 3.0 GiB by its heartbeat"
+    assert evidence["step"] == "step 2, 310 tok/s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reached"),
+    [
+        ({"supervisor_alive": False, "program_seen": False, "program": None, "tree": []}, "accepted"),
+        ({"program": None, "tree": []}, "session"),
+        ({"program": dataclasses.replace(PROGRAM, state="Z"), "tree": []}, "session"),
+        ({"program": dataclasses.replace(PROGRAM, marked=False), "tree": []}, "session"),
+        ({"log": dataclasses.replace(LOG, size=100), "summary": read()}, "process"),
+        ({"gpus_declared": [0]}, "log"),
+        ({"summary": read((5, "phase=load\n"))}, "gpu"),
+        ({"summary": read((5, "step=1 tok/s=0\n"))}, "gpu"),
+        ({"summary": read((5, "worker=drafter-0 step=1\nworker=drafter-1 loss=3\n"))}, "gpu"),
+        ({"summary": read((5, "phase=up worker=target-0\nworker=drafter-0 step=1\n"))}, "step"),
+        ({"summary": read((5, "worker=drafter-0 step=1\n" + THREAD))}, "gpu"),
+        ({"summary": read((5, "step=1\n"))}, "step"),
+    ],
+)
+def test_a_rung_counts_only_when_all_below_it_do(changes, reached):
+    assert climb(look(**{"summary": STEPS, **changes}))[0] == reached
+
+
+def test_a_silent_program_that_lives_has_no_output_yet():
+    probe = look(log=dataclasses.replace(LOG, size=100))
+    assert climb(probe)[0] == "process"
+    assert "log: no output yet" in judge(probe).why
+
+
+def test_output_in_the_programs_own_log_counts_from_where_this_run_began():
+    own = ForeignLog(
+        path="/w/train_flex6.log", base=900, before=900, truncated=False, exact=True, device=1, inode=2, size=950
+    )
+    silent = dataclasses.replace(LOG, size=100)
+    _, evidence = climb(look(STEPS, log=silent, foreign_logs=[own]))
+    assert "/w/train_flex6.log, 50 bytes after the 900 that were there before" in evidence["log"]
+    assert climb(look(STEPS, log=silent, foreign_logs=[dataclasses.replace(own, size=900)]))[0] == "process"
+
+
+def test_a_short_run_that_stepped_and_succeeded_has_climbed_the_ladder():
+    assert climb(ended(STEPS, code=0))[0] == "step"
+
+
+@pytest.mark.parametrize("record", [{"code": 3}, {"signal": 9}])
+def test_a_run_that_failed_has_no_process(record):
+    assert climb(ended(STEPS, **record))[0] == "session"
+
+
+def test_a_program_that_exits_at_once_has_no_process():
+    assert climb(ended(code=0))[0] == "session"
+
+
+def test_every_probe_has_a_verdict():
+    for probe in (look(LogSummary()), gone(LogSummary()), ended(LogSummary())):
+        assert judge(probe).why
