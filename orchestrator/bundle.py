@@ -51,7 +51,7 @@ class Bundle:
             for name, path in self.files.items():
                 info = tarfile.TarInfo(name)
                 if kinds[name].kind == "link":
-                    info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+                    info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
                     tar.addfile(info)
                 else:
                     data = path.read_bytes()
@@ -71,7 +71,7 @@ def collect(source: Path | None) -> Bundle:
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(f"the package {package} is not installed beside specctl", hint="pip install specctl again")
+            raise ConfigError(f"package {package} is not installed beside specctl", hint="pip install specctl again")
         home = Path(spec.submodule_search_locations[0])
         for path in sorted(home.rglob("*.py")):
             files[f"trainer/{package}/{path.relative_to(home).as_posix()}"] = path
@@ -143,7 +143,7 @@ def _refuse_big(root: Path, names: list[str]) -> None:
 
 def _entry(name: str, path: Path) -> Entry:
     if path.is_symlink():
-        return Entry(path=name, kind="link", sha256=hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest())
+        return Entry(path=name, kind="link", sha256=hashlib.sha256(os.fsencode(path.readlink())).hexdigest())
     program = bool(path.stat().st_mode & 0o100)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Entry(path=name, kind="program" if program else "file", sha256=digest)

@@ -1,4 +1,4 @@
-"""Many targets at once: one connection a node, one exec for all containers of a node, one row for what cannot answer."""
+"""Many targets at once: one connection a node, one exec for all its containers, one row for what cannot answer."""
 
 from __future__ import annotations
 

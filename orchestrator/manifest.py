@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One file of a bundle. `path` is relative with forward slashes; `sha256` is of the content, or of a link's text."""
+    """One file of a bundle. `path` is relative, with slashes; `sha256` is of the content, or of a link's text."""
 
     path: str
     kind: Literal["file", "program", "link"]

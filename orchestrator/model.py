@@ -157,7 +157,7 @@ class RunSpec:
     env_hash: str | None = None
     gpus: list[int] = field(default_factory=list)
     patterns: dict[str, str] = field(default_factory=dict)
-    """Extra grammar for the steps of a foreign log: step, tok_s, loss or worker -> regular expression with one group."""
+    """Extra grammar for the steps of a foreign log: step, tok_s, loss or worker -> expression with one group."""
     specctl_version: str = ""
 
 

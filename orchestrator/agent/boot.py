@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import zlib
-from typing import BinaryIO, Callable  # noqa: UP035
+from typing import BinaryIO, Callable
 
 
 def boot(agent: str, workdir: str, user: str) -> int:

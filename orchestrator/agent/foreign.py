@@ -11,33 +11,55 @@ import ctypes
 import os
 import re
 import stat as stat_module
+from collections.abc import Iterator
 
 from orchestrator.agent import proc
 from orchestrator.model import ForeignLog, Process
 
 LOG_NAME = re.compile(r"\.(log|out|err)(\.\d+)?$|(^|/)(nohup\.out|log\.txt|logs?\.jsonl|std(out|err)\.txt)$")
-PATH_IN_TEXT = re.compile(rb"(?:~|\.{0,2})/[^\s'\"`;|&<>(){}\[\]$,:=\x00]+")
+PATH_IN_TEXT = re.compile(rb"(?:~|\.{0,2})/[^\s'\"`;|&<>(){}\[\]$,:=\x00]+|[\w.-]+\.(?:log|out|err|txt)\b")
 SNAPSHOT_LIMIT = 20_000
+NEARBY_LIMIT, NEARBY_DEPTH = 5_000, 3
 SCRIPT_LIMIT = 256 * 1024
 
 Snapshot = dict[tuple[int, int], int]
 """(device, inode) -> size before the program started."""
 
 
-def snapshot(cwd: str, argv: list[str]) -> Snapshot:
-    """Sizes of the files under `cwd`, and of those named by the arguments or inside the scripts among them."""
+def snapshot(cwd: str, argv: list[str], environ: dict[str, str]) -> Snapshot:
+    """Sizes of the files that the program may turn out to write.
+
+    Those under `cwd`; those named by the arguments, by the environment, or inside the scripts among the arguments (a
+    bare name is tried in each folder that is named there); and what is named like a log near the user's home.
+    """
     sizes: Snapshot = {}
     for folder, _, names in os.walk(cwd):
         for name in names:
             _note(sizes, os.path.join(folder, name))
         if len(sizes) > SNAPSHOT_LIMIT:
             break
-    for word in argv:
-        _note(sizes, os.path.join(cwd, os.path.expanduser(word)))
-        for found in PATH_IN_TEXT.findall(word.encode("utf-8", "surrogateescape") + b"\n" + _script(cwd, word)):
-            path = os.path.expanduser(os.fsdecode(found))
-            _note(sizes, os.path.join(cwd, path))
+    for path in _logs_near(environ.get("HOME") or "/"):
+        _note(sizes, path)
+    texts = [word.encode("utf-8", "surrogateescape") + b"\n" + _script(cwd, word) for word in argv]
+    texts += [value.encode("utf-8", "surrogateescape") for name, value in environ.items() if name != "PATH"]
+    found = {os.path.expanduser(os.fsdecode(path)) for text in texts for path in PATH_IN_TEXT.findall(text)}
+    folders = {cwd, *filter(os.path.isdir, found), *map(os.path.dirname, found)}
+    for path in found | set(argv):
+        for folder in folders if "/" not in path else [cwd]:
+            _note(sizes, os.path.join(cwd, folder, path))
     return sizes
+
+
+def _logs_near(root: str) -> Iterator[str]:
+    """Files named like logs in `root` and a few levels below it, as far as that is quick to find out."""
+    looked_at = 0
+    for folder, folders, names in os.walk(root):
+        depth = folder[len(root) :].count(os.sep)
+        folders[:] = [name for name in folders if not name.startswith(".") and depth < NEARBY_DEPTH - 1]
+        looked_at += len(names)
+        if looked_at > NEARBY_LIMIT:
+            return
+        yield from (os.path.join(folder, name) for name in names if LOG_NAME.search(name))
 
 
 def _script(cwd: str, word: str) -> bytes:

@@ -24,7 +24,6 @@ from orchestrator.model import (
     to_json,
 )
 
-
 T = TypeVar("T")
 
 

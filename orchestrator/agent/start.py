@@ -148,7 +148,10 @@ def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:
 
     server = libtmux.Server(socket_path=socket, config_file="/dev/null", tmux_bin=tmux)
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    entry = f"import sys; sys.path.insert(0, {home!r}); from orchestrator.agent.supervise import main; sys.exit(main({paths.root!r}))"
+    entry = (
+        f"import sys; sys.path.insert(0, {home!r}); from orchestrator.agent.supervise import main; "
+        f"sys.exit(main({paths.root!r}))"
+    )
     argv = [sys.executable, "-I", "-S", "-c", entry]
     said = ""
     if not _session_exists(server, spec.run_id):

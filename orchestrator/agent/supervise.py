@@ -88,7 +88,7 @@ class Supervisor:
             header_bytes=len(header), oom_kills=proc.oom_kills(),
         )  # fmt: skip
         self._save_record()
-        self.before = foreign.snapshot(self.cwd, self.argv)
+        self.before = foreign.snapshot(self.cwd, self.argv, environ)
         self.followers.append(Follower(self.paths.log(self.attempt), patterns=self.spec.patterns))
         try:
             program = subprocess.Popen(

@@ -24,6 +24,7 @@ class Progress:
         self.console = console
         self.begun = time.monotonic()
         self._live = Status("", console=console, spinner="dots") if console.is_terminal else None
+        self._said = ""
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -35,21 +36,25 @@ class Progress:
             self._live.stop()
 
     def step(self, text: str) -> None:
-        self._busy(text)
+        self._busy(text, text)
 
-    def phase(self, text: str) -> None:
-        self._busy(text)
+    def phase(self, phase: str, detail: str) -> None:
+        self._busy(phase, detail)
 
     def rung(self, rung: Rung, evidence: Evidence) -> None:
         spent = f"{time.monotonic() - self.begun:5.1f} s"
-        self.console.print(f"[dim]{spent}[/]  [green]✓[/] [bold]{rung:<9}[/] {escape(evidence.value)}", highlight=False)
+        self.console.print(
+            f"[dim]{spent}[/]  [green]✓[/] [bold]{rung:<9}[/] {escape(evidence.value)}", highlight=False, soft_wrap=True
+        )
 
-    def _busy(self, text: str) -> None:
+    def _busy(self, brief: str, detail: str) -> None:
+        """A terminal's last line shows the detail as it changes; plain lines are written for what is new only."""
         if self._live:
-            self._live.update(f"[cyan]{escape(_one_line(text, self.console.width - 4))}[/]")
-        else:
+            self._live.update(f"[cyan]{escape(_one_line(detail, self.console.width - 4))}[/]")
+        elif brief != self._said:
+            self._said = brief
             spent = f"{time.monotonic() - self.begun:5.1f} s"
-            self.console.print(f"{spent}  · {text}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"{spent}  · {brief}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _one_line(text: str, width: int) -> str:

@@ -6,14 +6,19 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.render.text import age, colour, headline, number, workers
+from orchestrator.resolve import Run
 from orchestrator.verbs.status import Result
 
 
 def show(console: Console, result: Result) -> None:
-    if result.runs:
-        console.print(_table(result, console.width))
+    table = _table(result)
+    if result.runs and console.width >= sum((column.min_width or 0) + 3 for column in table.columns):
+        console.print(table)
+    else:
+        _lines(console, result)
     for run in result.runs:
         if run.verdict.error is not None and run.verdict.state != "STOPPED":
             console.print(
@@ -36,26 +41,56 @@ def show(console: Console, result: Result) -> None:
         console.print(f"{result.older} older: specctl status --all", style="dim", highlight=False)
 
 
-def _table(result: Result, width: int) -> Table:
+COLUMNS = ("step", "tok/s", "loss", "progress", "workers")
+
+
+def _figures(run: Run) -> tuple[str, ...]:
+    """The cells of `COLUMNS`."""
+    verdict = run.verdict
+    since = None if verdict.last_progress_at is None else verdict.observed_at - verdict.last_progress_at
+    return (
+        "-" if verdict.step is None else f"{verdict.step:,}", number(verdict.tok_s), number(verdict.loss, 4),
+        "-" if since is None else age(since) + " ago", workers(verdict),
+    )  # fmt: skip
+
+
+def _words(run: Run) -> str:
+    """Why, unless the figures already say it; and the note."""
+    verdict = run.verdict
+    why = "" if verdict.state == "RUNNING" and verdict.why.startswith(f"step {verdict.step}") else verdict.why
+    extra = why or "; ".join(verdict.why.split("; ")[1:])
+    return " · ".join(part for part in (extra, run.probe.note) if part)
+
+
+def _table(result: Result) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
-    table.add_column("run", no_wrap=True, overflow="fold")
-    table.add_column("target", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name in ("step", "tok/s", "loss", "progress", "workers"):
+    for name in ("run", "target", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why / note", overflow="fold", ratio=1)
+    table.add_column("why / note", overflow="fold", ratio=1, min_width=20)
     for run in result.runs:
-        verdict = run.verdict
-        since = None if verdict.last_progress_at is None else verdict.observed_at - verdict.last_progress_at
-        # What the columns already show need not be said again.
-        why = "" if verdict.state == "RUNNING" and verdict.step is not None else verdict.why
-        text = " · ".join(part for part in (why, run.probe.note) if part)
+        state = run.verdict.state
         table.add_row(
-            run.run_id, escape(run.target.name), f"[{colour(verdict.state)}]{verdict.state}[/]",
-            "-" if verdict.step is None else f"{verdict.step:,}", number(verdict.tok_s), number(verdict.loss, 4),
-            age(since) + " ago" if since is not None else "-", workers(verdict), escape(text),
-        )  # fmt: skip
+            run.run_id, escape(run.target.name), f"[{colour(state)}]{state}[/]", *_figures(run), escape(_words(run))
+        )
+    for column in table.columns[:-1]:
+        column.min_width = max(len(Text.from_markup(str(cell))) for cell in [column.header, *column.cells])
     return table
+
+
+def _lines(console: Console, result: Result) -> None:
+    """The same for a narrow terminal: two lines a run, nothing cut off."""
+    for run in result.runs:
+        state = run.verdict.state
+        console.print(
+            f"[{colour(state)}]{state}[/]  [bold]{run.run_id}[/]  {escape(run.target.name)}", highlight=False,
+            soft_wrap=True,
+        )  # fmt: skip
+        cells = zip(COLUMNS, _figures(run), strict=True)
+        figures = " · ".join(f"{name} {cell}" for name, cell in cells if cell != "-")
+        text = " · ".join(part for part in (figures, _words(run)) if part)
+        console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _gpus(console: Console, result: Result) -> None:

@@ -19,6 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from orchestrator import health, index, logscan
 from orchestrator.bundle import Bundle, collect
 from orchestrator.errors import AgentError, ConfigError, NotFound, SpecctlError, UnreachableError
@@ -94,15 +96,15 @@ class Watcher(Protocol):
     def rung(self, rung: Rung, evidence: Evidence) -> None:
         """A rung of the ladder was reached."""
 
-    def phase(self, text: str) -> None:
-        """What the run is busy with."""
+    def phase(self, phase: str, detail: str) -> None:
+        """What the run is busy with: in a word or two, and with the figures of this moment."""
 
 
 class LaunchKeys(Model, extra="ignore"):
     """The keys of a configuration that are specctl's; the program reads the others by itself."""
 
     requirements: list[Str] | None = None
-    patterns: dict[Str, Str] = {}
+    patterns: dict[Str, Str] = Field(default_factory=dict)
 
 
 def plan(request: Request, fleet: Fleet) -> Plan:
@@ -267,7 +269,6 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
     compiling_since: float | None = None
     stepped_since: float | None = None
     seen: set[str] = {"accepted"}
-    shown = ""
     while True:
         try:
             frame = agent.call("probe", runs=[plan.spec.run_id])
@@ -277,7 +278,7 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
                     f"the run was started, but {plan.target.name} can no longer be asked: {error.message}",
                     run_id=plan.spec.run_id, hint=f"specctl status {plan.spec.run_id}",
                 ) from error  # fmt: skip
-            watcher.phase(f"{plan.target.name} does not answer ({error.message}); asking again")
+            watcher.phase(f"{plan.target.name} does not answer", f"{error.message}; asking again")
             time.sleep(POLL_S)
             continue
         if not frame["runs"]:
@@ -304,28 +305,26 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         if verdict.state == "DEGRADED":
             result.why = f"DEGRADED: {verdict.why}"
             return
-        if verdict.state == "STOPPING":
-            result.why = "somebody is stopping it"
+        if probe.stop is not None:
+            result.why = f"somebody is stopping it: {verdict.why}"
             return
-        if plan.until == "process" and probe.program is not None and "process" in seen:
+        over = verdict.state == "STOPPING"  # it has ended, and its record is about to say how
+        if plan.until == "process" and not over and probe.program is not None and "process" in seen:
             result.verified = True
             return
-        if rung == "step":
+        if rung == "step" and not over:
             stepped_since = stepped_since or now
             if probe.summary.steps_seen > 1 or now - stepped_since >= SETTLE_S:
                 result.verified = True
                 return
         phase = (probe.heartbeat.phase if probe.heartbeat else None) or probe.summary.phase or ""
         compiling_since = (compiling_since or now) if "compil" in phase else None
-        text = f"{phase or 'running'}, {verdict.why}" if phase and phase not in verdict.why else verdict.why
-        if text != shown:
-            shown = text
-            watcher.phase(text)
+        watcher.phase(phase or verdict.state, f"{phase}: {verdict.why}" if phase else verdict.why)
         limit_s = plan.timeout_s if plan.timeout_s is not None else TIMEOUT_S
-        over = now - begun > limit_s
-        if over and plan.timeout_s is None and compiling_since is not None:
-            over = now - compiling_since > COMPILE_S
-        if over:
+        late = now - begun > limit_s
+        if late and plan.timeout_s is None and compiling_since is not None:
+            late = now - compiling_since > COMPILE_S
+        if late:
             result.why = f"no {plan.until} within {limit_s:.0f} s; it is still {verdict.state} ({verdict.why})"
             return
         time.sleep(POLL_S)

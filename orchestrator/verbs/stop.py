@@ -31,7 +31,7 @@ class Result:
 def run(
     fleet: Fleet, query: str | None, *, grace_s: float, now: bool, tell: Callable[[str], None] = lambda text: None
 ) -> Result:
-    """Stops the run that `query` means. Raises what `resolve` raises, and `UnreachableError` when the end is unknown."""
+    """Stops the run that `query` means. Raises as `resolve` does, and `UnreachableError` when the end is unknown."""
     found = resolve(fleet, query, careful=True)
     for note in found.notes:
         tell(note)

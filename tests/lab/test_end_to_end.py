@@ -137,7 +137,10 @@ def test_a_stopped_container_is_unreachable_and_its_run_is_not_judged(specctl: S
 def test_a_run_as_another_user_of_the_container(specctl: Specctl, lab: Lab) -> None:
     lab.inside(101, ["sh", "-c", "id train 2>/dev/null || useradd -m train"], check=True)
     specctl.inventory.write_text("targets:\n  ct101: {ssh: pve, vmid: 101, user: train, workdir: ~/w}\n")
-    program = "import os, time; print(os.getuid(), os.environ['HOME'], os.getcwd(), flush=True)\nn = 0\nwhile True: n += 1; print(f'step={n} tok/s=1'); time.sleep(.1)"
+    program = (
+        "import os, time; print(os.getuid(), os.environ['HOME'], os.getcwd())\nn = 0\n"
+        "while True: n += 1; print(f'step={n} tok/s=1'); time.sleep(.1)"
+    )
     done = specctl.launch("--", "python3", "-c", program, target="ct101")
     assert done.code == 0, done.err
     uid = lab.inside(101, ["id", "-u", "train"], capture_output=True, text=True).stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -110,8 +111,6 @@ fleet = Fleet(load_inventory(None, environ=os.environ, cwd=Path.cwd(), home=Path
 spec = json.loads(Path(sys.argv[1]).read_text())["spec"]
 print(json.dumps(fleet.agent(fleet.inventory.resolve("local")).call("start", spec=spec, secrets={})))
 """
-    import subprocess
-
     before = specctl.processes(run_id)
     record = str(specctl.run_dir(run_id) / "run.json")
     answer = subprocess.run(
@@ -182,7 +181,7 @@ def test_a_script_with_a_log_of_its_own_is_judged_by_what_comes_after_the_old_by
     specctl: Specctl, ending: str
 ) -> None:
     log = specctl.home / "train_flex6.log"
-    old = "Traceback (most recent call last):\n  File \"old.py\", line 1\nRuntimeError: the error of yesterday\nstep=900 tok/s=9\n"
+    old = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: the error of yesterday\nstep=900 tok/s=9\n"
     log.write_text(old)
     done = specctl.launch("--", "bash", specctl.program("own_log.sh"), ending, LOG=str(log))
     result = done.json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -83,11 +82,13 @@ def test_a_very_long_line_is_whole(specctl: Specctl) -> None:
 
 
 def test_following_ends_with_the_run_and_by_its_ending(specctl: Specctl) -> None:
-    program = "import time, sys\nfor n in range(20): print(f'step={n} tok/s=1', flush=True); time.sleep(.05)\nsys.exit({})"
-    good = specctl.launch("--until", "process", "--", PYTHON, "-c", program.format(0)).json["run_id"]
+    program = (
+        "import time, sys\nfor n in range(20): print(f'step={n} tok/s=1'); time.sleep(.05)\nsys.exit(int(sys.argv[1]))"
+    )
+    good = specctl.launch("--until", "process", "--", PYTHON, "-c", program, "0").json["run_id"]
     done = specctl("logs", good, "-f")
     assert done.code == 0 and done.out.splitlines()[-1] == "step=19 tok/s=1" and "SUCCEEDED" in done.err
-    bad = specctl.launch("--until", "process", "--", PYTHON, "-c", program.format(4)).json["run_id"]
+    bad = specctl.launch("--until", "process", "--", PYTHON, "-c", program, "4").json["run_id"]
     done = specctl("logs", bad, "-f", "--grep", "step=1[5-9]")
     assert done.code == 1 and len(done.out.splitlines()) == 5 and "FAILED" in done.err
 
@@ -96,7 +97,7 @@ def test_a_replaced_log_is_never_shown_as_this_runs(specctl: Specctl) -> None:
     run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
     log = log_of(specctl, run_id)
     content = log.read_bytes()
-    os.rename(log, specctl.home / "moved.log")
+    log.rename(specctl.home / "moved.log")
     log.write_bytes(content + b"RuntimeError: of another run\n")
     done = specctl("logs", run_id)
     assert done.code == 3 and done.out == "" and "replaced" in done.err

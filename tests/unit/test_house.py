@@ -12,7 +12,7 @@ import pytest
 from orchestrator import remote
 
 ROOT = Path(__file__).parents[2]
-PURE = ["model", "errors", "frames", "manifest", "health", "logscan"]
+PURE = ["model", "errors", "frames", "manifest", "health", "ladder", "logscan"]
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 
 
@@ -93,7 +93,7 @@ def test_the_agent_runs_from_its_travelling_files_alone(tmp_path: Path) -> None:
     for name, content in remote.agent_files().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    verbs = "probe put prepare start logs stop supervise".split()
+    verbs = ["probe", "put", "prepare", "start", "logs", "stop", "supervise"]
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + "\n".join(
         f"import orchestrator.agent.{verb}" for verb in verbs
     )
@@ -107,6 +107,6 @@ def test_the_repository_names_no_path_of_a_developers_machine() -> None:
     offenders = [
         name.decode()
         for name in listed
-        if name and (ROOT / name.decode()).is_file() and any(mark in (ROOT / name.decode()).read_bytes() for mark in marks)
+        if name and (path := ROOT / name.decode()).is_file() and any(mark in path.read_bytes() for mark in marks)
     ]
     assert not offenders
