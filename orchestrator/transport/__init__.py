@@ -1,0 +1,63 @@
+"""How bytes reach a target and come back: this machine, SSH, and `pct` over either.
+
+`open_transport` picks by target; a `NodePool` keeps one connection a node for as long as the command runs. paramiko is
+imported only when a target has `ssh:`, since that alone takes longer than a local probe.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from orchestrator.inventory import Target
+from orchestrator.transport.base import Completed, Stream, Transport
+from orchestrator.transport.fanout import Leg, Request, fanout
+from orchestrator.transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from orchestrator.transport.ssh import SshNode
+
+__all__ = ["Completed", "Leg", "NodePool", "Request", "Stream", "Transport", "fanout", "open_transport"]
+
+
+class NodePool:
+    """The connections of one command: one a node, made when first needed, closed together."""
+
+    def __init__(self, *, ssh_config: str | None = None) -> None:
+        self._ssh_config = ssh_config
+        self._nodes: dict[str, SshNode] = {}
+        self._lock = threading.Lock()
+
+    def node(self, ssh: str | None, *, target: str | None = None) -> Transport:
+        """The transport to a node itself: an SSH host, or this machine when `ssh` is None. Connects to nothing yet."""
+        if ssh is None:
+            return LocalTransport(target or "local")
+        from orchestrator.transport.ssh import SshNode, SshTransport
+
+        with self._lock:
+            if ssh not in self._nodes:
+                self._nodes[ssh] = SshNode(ssh, ssh_config_file=self._ssh_config)
+            return SshTransport(self._nodes[ssh], target)
+
+    def close(self) -> None:
+        with self._lock:
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            node.close()
+
+    def __enter__(self) -> NodePool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def open_transport(target: Target, pool: NodePool) -> Transport:
+    """The way into `target`: its node, or its container on that node. Connects to nothing yet."""
+    node = pool.node(target.ssh, target=target.name)
+    if target.vmid is None:
+        return node
+    from orchestrator.transport.pct import PctTransport
+
+    return PctTransport(node, target.vmid, node=target.ssh, target=target.name)

@@ -1,0 +1,202 @@
+"""Many containers of one node in one command: `fanout` sends all requests at once and yields each answer as it comes.
+
+The legs run on the node, with its sh, tar, xargs, timeout and flock and nothing else: a bounded number at once, each
+ended there when its time is up, each answer sent whole. Requests travel as a tar archive on stdin, so nothing of them
+is ever quoted. A frozen container answers at once, and no leg waits for another call's: nothing is shared between two.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import secrets
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import DeadlineExceeded, SpecctlError, UnreachableError
+from orchestrator.transport.base import Completed, Transport
+from orchestrator.transport.pct import ON_NODE, PRELUDE, PctTransport
+
+PARALLEL = 8
+_OVERHEAD_S = 20.0
+"""Connecting, unpacking, and the node being busy."""
+
+_BOOT = r"""
+export TOKEN="$1" LIMIT_S="$2" FOLDER
+FOLDER=$(mktemp -d /dev/shm/specctl.XXXXXXXX 2>/dev/null || mktemp -d) || exit 1
+trap 'rm -rf "$FOLDER"' EXIT
+trap 'exit 129' HUP INT TERM
+tar --no-same-owner -xf - -C "$FOLDER" || exit 1
+cd "$FOLDER/legs" || exit 1
+printf '%s\0' * | xargs -0 -n 1 -P "$3" sh ../leg
+"""
+
+_LEG = r"""
+leg=$FOLDER/legs/$1
+cd / || exit 1
+: >"$leg/out"
+: >"$leg/err"
+xargs -0 -x -a "$leg/argv" sh "$FOLDER/run" "$leg" 2>>"$leg/err"
+[ -s "$leg/code" ] || echo "none 0" >"$leg/code"
+out=$(wc -c <"$leg/out") err=$(wc -c <"$leg/err")
+{
+    flock 9
+    printf '\036specctl-leg %s %s %s %s %s\n' "$TOKEN" "$1" "$(cat "$leg/code")" "$out" "$err"
+    head -c "$out" "$leg/out"
+    head -c "$err" "$leg/err"
+} 9>"$FOLDER/lock"
+rm -rf "$leg"
+exit 0
+"""
+
+_RUN = (
+    PRELUDE
+    + r"""
+leg=$1 vmid=$2
+shift 2
+began=$(date +%s)
+exec >>"$leg/out" 2>>"$leg/err" <"$leg/stdin"
+code=255
+if [ -z "$vmid" ]; then
+    timeout -s KILL "$LIMIT_S" "$@"
+    code=$?
+elif ! frozen "$vmid" && ! no_pct; then
+    timeout -s KILL "$LIMIT_S" pct exec "$vmid" -- "$@"
+    code=$?
+    if [ $code = 137 ]; then frozen "$vmid"; fi
+fi
+echo "$code $(($(date +%s) - began))" >"$leg/code"
+"""
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One command for one container of the node, or for the node itself."""
+
+    vmid: int | None
+    argv: list[str]
+    stdin: bytes = b""
+    target: str | None = None
+    """The name that errors carry; the node's when None."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """The answer to the request at `index`: what came back, or why nothing did."""
+
+    index: int
+    result: Completed | SpecctlError
+
+
+def fanout(
+    node: Transport,
+    requests: Sequence[Request],
+    *,
+    leg_timeout_s: float,
+    parallel: int = PARALLEL,
+    ssh: str | None = None,
+) -> Iterator[Leg]:
+    """Run `requests` on the node that `node` reaches (never a container), and yield their legs as they end.
+
+    Every request gets exactly one leg; nothing is raised for what happens to one. `ssh` is the node's name for hints.
+    """
+    pending = dict(enumerate(requests))
+    if not pending:
+        return
+    token = secrets.token_hex(8)
+    waves = math.ceil(len(requests) / parallel)
+    argv = [*ON_NODE, _BOOT, "specctl-fanout", token, f"{leg_timeout_s:g}", str(parallel)]
+    failure: SpecctlError
+    try:
+        deadline_s = waves * (leg_timeout_s + 2) + _OVERHEAD_S
+        with node.stream(argv, stdin=_pack(requests), deadline_s=deadline_s) as stream:
+            reader = _Reader(token)
+            for chunk in stream:
+                for index, code, elapsed_s, stdout, stderr in reader.feed(chunk):
+                    request = pending.pop(index, None)
+                    if request is not None:
+                        result = _result(node, request, ssh, leg_timeout_s, code, elapsed_s, stdout, stderr)
+                        yield Leg(index=index, result=result)
+            said = " ".join(stream.stderr.decode(errors="replace").split())[-500:]
+            failure = UnreachableError(
+                f"the node did not run it: {said or stream.why_unknown or f'exit code {stream.exit_code}'}",
+                hint="is there room in /dev/shm or /tmp of the node?",
+            )
+    except SpecctlError as error:
+        failure = error
+    for index, request in pending.items():
+        named = type(failure)(failure.message, target=request.target or node.target, hint=failure.hint)
+        yield Leg(index=index, result=named)
+
+
+def _pack(requests: Sequence[Request]) -> bytes:
+    """The archive: the two scripts, and for each leg its argv (NUL after each, the vmid first) and its stdin."""
+    files = {"leg": _LEG.encode(), "run": _RUN.encode()}
+    for index, request in enumerate(requests):
+        words = ["" if request.vmid is None else str(request.vmid), *request.argv]
+        files[f"legs/{index:06}/argv"] = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
+        files[f"legs/{index:06}/stdin"] = request.stdin
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+class _Reader:
+    """Feed bytes, get whole answers: (index, exit code or None, elapsed seconds, stdout, stderr)."""
+
+    def __init__(self, token: str) -> None:
+        self._header = re.compile(rb"\x1especctl-leg %s (\d+) (\d+|none) (\d+) (\d+) (\d+)\n" % token.encode())
+        self._buffer = bytearray()
+        self._needed = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int | None, int, bytes, bytes]]:
+        self._buffer += data
+        # A large answer comes in many chunks: look again only when it can be whole.
+        while len(self._buffer) >= self._needed and (match := self._header.search(self._buffer)):
+            out, err = int(match[4]), int(match[5])
+            start, end = match.end(), match.end() + out + err
+            if len(self._buffer) < end:
+                self._needed = end
+                return
+            code = None if match[2] == b"none" else int(match[2])
+            index, elapsed_s = int(match[1]), int(match[3])
+            stdout, stderr = bytes(self._buffer[start : start + out]), bytes(self._buffer[start + out : end])
+            del match  # it holds the buffer, which could then not shrink
+            del self._buffer[:end]
+            self._needed = 0
+            yield index, code, elapsed_s, stdout, stderr
+
+
+def _result(
+    node: Transport,
+    request: Request,
+    ssh: str | None,
+    leg_timeout_s: float,
+    code: int | None,
+    elapsed_s: int,
+    stdout: bytes,
+    stderr: bytes,
+) -> Completed | SpecctlError:
+    target = request.target or node.target
+    completed = Completed(exit_code=code, stdout=stdout, stderr=stderr)
+    if code is None:
+        said = " ".join(stderr.decode(errors="replace").split())[-300:]
+        return UnreachableError(f"the node did not run it: {said or 'it left no exit code'}", target=target)
+    # A program may be killed by others, too, but hardly that late.
+    timed_out = code == 137 and elapsed_s >= int(leg_timeout_s)
+    if request.vmid is not None and not stdout:
+        container = PctTransport(node, request.vmid, node=ssh, target=target)
+        if (error := container.explain(completed)) is not None:
+            return error
+    if timed_out:
+        return DeadlineExceeded(
+            f"no complete answer within {leg_timeout_s:g} s", target=target, hint="the container may be overloaded"
+        )
+    return completed
