@@ -246,6 +246,8 @@ class ScanState:
     recent_tok_s: list[float] = field(default_factory=list)
     recent_intervals_s: list[float] = field(default_factory=list)
     shm_hint_offset: int | None = None
+    shapes: list[str] = field(default_factory=list)
+    """How step lines look, numbers left out, to tell them from a traceback that was written into the same line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

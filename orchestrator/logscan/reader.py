@@ -107,6 +107,8 @@ class Reader:
         self.headers = 0 if kind == "announced" else 1
         self.text, self.frames = Text(), list[tuple[str, str]]()
         self.endings: list[tuple[str, list[str]]] = []
+        self.fragment = ""
+        """A piece of a line whose rest has not come yet: another thread's line was written in between."""
         self.followed = False
         self.revived: set[str] = set()
         self.strays = 0
@@ -121,7 +123,10 @@ class Reader:
     def ended(self) -> bool:
         return len(self.endings) >= self.expected and not self._chained
 
-    def body(self, line: str) -> str:
+    def body(self, line: str, *, figures: bool = False) -> str:
+        """`line` without the prefix, with what came of it earlier; a line of figures is another thread's."""
+        if self.fragment and not figures:
+            line, self.fragment = self.fragment + line, ""
         if self.prefix is not None:
             match = self.prefix.match(line)
             if match:
@@ -143,7 +148,7 @@ class Reader:
                 self.names.append(thread["name"])
             return "part"
         if self.kind == "announced":
-            return "part" if not body.strip() else self.stray()
+            return "part" if not body.strip() else self.stray(theirs=figures)
         return self._take_after(body, figures) if self.ended else self._take_frame(body, figures)
 
     def _take_header(self, body: str) -> str:
@@ -181,7 +186,7 @@ class Reader:
             self.text.add(body)
             return "part"
         self._contiguous = False
-        return self.stray()
+        return self.stray(theirs=figures)
 
     def _note_frame(self, body: str) -> None:
         frame = FRAME.search(body)
@@ -221,11 +226,11 @@ class Reader:
                 self._sub = ending[0]
             return "part"
         if figures or self._chain or LOGGED.match(body) or LEAD.match(body):
-            return self.stray()
+            return self.stray(theirs=figures)
         if self._blank and not body.startswith((" ", "\t")) and not TORCH_MORE.match(body):
             return "close"
         if self.expected > 1 or self.strays:
-            return self.stray()
+            return self.stray(theirs=False)
         if self._blank:
             self.text.add("")
         self.text.add(body)
@@ -249,8 +254,13 @@ class Reader:
             self.endings[0][1][0] = what
         return "part"
 
-    def stray(self) -> str:
-        """A line that is not part of this: how many more may come depends on what is still missing."""
+    def stray(self, *, theirs: bool) -> str:
+        """A line that is not part of this: how many more may come depends on what is still missing.
+
+        `theirs`: it is clearly another thread's, of which hundreds can come between two lines of a traceback.
+        """
+        if theirs and not self.ended:
+            return "other"
         self.strays += 1
         if self.ended and not self._chain:
             limit = STRAYS_AFTER_END
@@ -265,6 +275,11 @@ class Reader:
             self.followed = True
             if worker:
                 self.revived.add(worker)
+
+    def flush(self) -> None:
+        """No rest of a broken line will come."""
+        if self.fragment:
+            self.take(self.body(""), figures=False)
 
     def complete(self, *, now: float, before_first_step: bool, shm: bool, cut_off: bool) -> list[Complete]:
         """The findings of what has been read. `cut_off`: no line will follow."""

@@ -7,6 +7,7 @@ count are decoded. While a traceback is open every line is looked at, and nothin
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 
@@ -15,6 +16,7 @@ from orchestrator.logscan.events import Event
 from orchestrator.logscan.grammar import CLOSER, GATE, Grammar
 from orchestrator.logscan.progress import Progress
 from orchestrator.logscan.reader import MARK, SHM, Complete, Reader
+from orchestrator.logscan.shapes import Shapes
 from orchestrator.logscan.tracebacks import Tracebacks
 from orchestrator.model import LogSummary, OpenFinding, ScanState
 
@@ -46,6 +48,7 @@ class Scanner:
         self._decided = start.scan.decided_offset
         self._after_cr = start.scan.after_cr
         self._shm_at = start.scan.shm_hint_offset
+        self._shapes = Shapes(start.scan.shapes)
         self._now = 0.0
         self._offset = start.offset
         """Raw offset of the open line."""
@@ -112,7 +115,10 @@ class Scanner:
         ]
         offset = self.resume_offset
         after_cr = self._after_cr and offset == self._offset
-        scan = ScanState(decided_offset=self._decided, after_cr=after_cr, shm_hint_offset=self._shm_at)
+        scan = ScanState(
+            decided_offset=self._decided, after_cr=after_cr, shm_hint_offset=self._shm_at,
+            shapes=list(self._shapes.texts),
+        )  # fmt: skip
         return self._progress.summary(offset=offset, lines=self._lines, open_findings=ended, scan=scan)
 
     # --- lines ------------------------------------------------------------------------------------------------------
@@ -181,11 +187,32 @@ class Scanner:
         text = block.data[start:stop].decode("utf-8", "replace")
         if gated and SHM.search(text):
             self._shm_at = offset
-        reading = self._grammar.read(text) if gated else None
-        if reading is not None and reading.step is not None and reading.worker is not None:
-            self._tracebacks.close(reading.worker)
-            self._emit_findings(events)
         mark = MARK.search(text) if gated else None
+        if mark or self._tracebacks.open:
+            while fused := self._shapes.find(text) if gated else None:
+                # Two threads wrote this line: a whole step line inside pieces of a traceback's.
+                if fused.start():
+                    self._tracebacks.fragment(text[: fused.start()], offset)
+                self._text(fused[0], None, offset, again, events)
+                text = text[fused.end() :]
+                if not text.strip():
+                    self._tracebacks.fragment(text, offset)
+                    return
+                mark = MARK.search(text)
+        self._text(text, mark, offset, again, events, gated=gated)
+
+    def _text(
+        self, text: str, mark: re.Match[str] | None, offset: int, again: bool, events: list[Event],
+        *, gated: bool = True,
+    ) -> None:  # fmt: skip
+        """One line of one thread. `again`: its figures have been counted before. `gated`: it may say something."""
+        reading = self._grammar.read(text) if gated else None
+        if reading is not None and reading.step is not None:
+            if reading.worker is not None:
+                self._tracebacks.close(reading.worker)
+                self._emit_findings(events)
+            if not (mark or self._tracebacks.open):
+                self._shapes.learn(text)
         if (mark or self._tracebacks.open) and self._tracebacks.take(text, offset, figures=reading is not None):
             # Another thread's line may have been cut short by a traceback: what stands before it still counts.
             reading = self._grammar.read(text[: mark.start()]) if mark else None

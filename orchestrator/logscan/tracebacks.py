@@ -6,7 +6,7 @@ Lines are routed to readers by the worker's prefix (`[rank0]: `); one that no op
 from __future__ import annotations
 
 from orchestrator.logscan.grammar import front_end
-from orchestrator.logscan.reader import FATAL, HEADER, IN_THREAD, LEAD, SYNTAX_FRAME, TERMINATE, Reader
+from orchestrator.logscan.reader import FATAL, HEADER, IN_THREAD, LEAD, MARK, SYNTAX_FRAME, TERMINATE, Reader
 
 SPAN_BYTES = 1 << 20
 """Tracebacks that overlap are decided together; after this much of them, whatever is still missing."""
@@ -40,12 +40,12 @@ class Tracebacks:
             self._readers = []
         key = worker_key(line)
         routed = self._route(key)
-        verdict = routed.take(routed.body(line), figures=figures) if routed else "other"
+        verdict = routed.take(routed.body(line, figures=figures), figures=figures) if routed else "other"
         if verdict == "part":
             return True
         for reader in list(self._readers):
-            # A line that is another worker's counts too: a traceback whose worker fell silent must be over some time.
-            if (verdict if reader is routed else reader.stray()) == "close":
+            # A line elsewhere counts too: a traceback whose worker fell silent must be over some time.
+            if (verdict if reader is routed else reader.stray(theirs=figures)) == "close":
                 self._readers.remove(reader)
                 self._ready.append(reader)
         return self._open(line, offset, key)
@@ -84,6 +84,16 @@ class Tracebacks:
         self._readers.append(reader)
         return True
 
+    def fragment(self, text: str, offset: int) -> None:
+        """A piece of a traceback's line, into which another thread wrote its own line."""
+        reader = self._route(None)
+        if reader is None:
+            if not MARK.search(text):
+                return
+            reader = Reader("announced", offset, key=None)
+            self._readers.append(reader)
+        reader.fragment += text
+
     def note_step(self, worker: str | None) -> None:
         """A step line was read: what has ended is followed by progress, and that worker lives."""
         for reader in self._readers + self._ready:
@@ -97,6 +107,8 @@ class Tracebacks:
 
     def settle(self, *, cut_off: bool) -> None:
         """Nothing more is coming for now: what has its last line is complete; with `cut_off`, everything is."""
+        for reader in self._readers if cut_off else ():
+            reader.flush()
         for reader in [reader for reader in self._readers if cut_off or reader.ended]:
             self._readers.remove(reader)
             self._ready.append(reader)

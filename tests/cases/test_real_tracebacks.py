@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from orchestrator.logscan import Scanner
+from orchestrator.logscan import Scanner, StepEvent
 
 THREADS = """
 import threading, time, sys
@@ -53,7 +53,7 @@ def test_a_real_failure_is_one_finding_with_the_whole_text(tmp_path, name):
     done, _, summary = run(tmp_path / "program.py", text)
     assert done.returncode != 0
     (found,) = summary.findings
-    assert found.type == kind
+    assert found.type.removeprefix("__main__.") == kind
     if message is not None:
         assert found.message == message
     if name not in ("group", "fatal"):
@@ -68,10 +68,11 @@ def test_a_file_that_does_not_parse_is_a_finding_although_python_prints_no_trace
 
 
 def test_a_real_thread_that_dies_among_others_is_named(tmp_path):
-    _, _, summary = run(tmp_path / "program.py", THREADS)
+    _, events, summary = run(tmp_path / "program.py", THREADS)
     (found,) = summary.findings
     assert (found.type, found.message, found.worker) == ("RuntimeError", "boom of drafter-0", "drafter-0")
     assert [worker.name for worker in summary.workers if worker.died_at is not None] == ["drafter-0"]
     assert {worker.step for worker in summary.workers} == {99, 199}
     assert "in work" in found.traceback
     assert "step=1" not in found.traceback
+    assert sum(isinstance(event, StepEvent) for event in events) == 99 + 2 * 199, "no step is lost in between"

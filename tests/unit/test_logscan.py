@@ -178,6 +178,22 @@ def test_a_line_cut_short_by_another_threads_traceback_still_counts():
     assert [worker.name for worker in summary.workers if worker.died_at] == ["drafter-0"]
 
 
+def test_a_traceback_written_in_pieces_around_other_threads_lines_is_put_together():
+    def step(number):
+        return f"worker=drafter-1 step={number} loss=2.0 tok/s=100"
+
+    events, summary = scan(
+        f"{step(1)}\nException in thread {step(2)}\ndrafter-0:\nTraceback (most recent call last):{step(3)}\n\n"
+        f'  File "/runs/x/code/train.py", line 10, in run\n    {step(4)}\ngo(){step(5)}\n{step(6)}\n\n'
+        f"RuntimeError{step(7)}\n: boom{step(8)}\n\n"
+    )
+    assert [event.step for event in only(events, StepEvent)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    (found,) = summary.findings
+    assert found.traceback == TRACEBACK + "RuntimeError: boom"
+    assert found.worker == "drafter-0"
+    assert [worker.name for worker in summary.workers if worker.died_at] == ["drafter-0"]
+
+
 def test_source_lines_and_messages_of_a_traceback_are_no_steps():
     text = TRACEBACK.replace("go()", "train(step=99, loss=1.0)") + "ValueError: loss=nan at step=98\n"
     events, summary = scan(text)

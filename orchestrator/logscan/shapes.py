@@ -1,0 +1,42 @@
+"""How the step lines of a log look, so that one is known again inside a line that two threads wrote.
+
+Python writes a traceback in pieces (`    `, `self.run()`, the line break), and another thread's line can land between
+any two of them: `    self.run()worker=drafter-1 step=111 loss=2.0`. A step line that has been seen whole is found there
+by its shape: its text with every number left open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NUMBER = re.compile(r"\d[\d.,_]*(?:[eE][-+]?\d+)?[kM]?|\bnan\b|\binf\b")
+OPEN_NUMBER = r"(?:\d[\d.,_]*(?:[eE][-+]?\d+)?[kM]?|nan|inf)"
+GAP = "\0"
+MAX_SHAPES, MAX_CHARS = 4, 300
+
+
+class Shapes:
+    """The last few shapes of step lines."""
+
+    def __init__(self, shapes: Iterable[str] = ()) -> None:
+        self.texts = list(shapes)
+        self._pattern: re.Pattern[str] | None = None
+
+    def learn(self, line: str) -> None:
+        shape = NUMBER.sub(GAP, line.strip()) if len(line) <= MAX_CHARS else ""
+        if not shape or shape in self.texts:
+            return
+        self.texts.append(shape)
+        del self.texts[:-MAX_SHAPES]
+        self._pattern = None
+
+    def find(self, line: str) -> re.Match[str] | None:
+        """A step line that is only a part of `line`."""
+        if not self.texts:
+            return None
+        if self._pattern is None:
+            shapes = (OPEN_NUMBER.join(map(re.escape, text.split(GAP))) for text in self.texts)
+            self._pattern = re.compile("|".join(sorted(shapes, key=len, reverse=True)))
+        match = self._pattern.search(line)
+        return match if match and match[0] != line.rstrip() else None
