@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         reporter.ended(code=2, stopped=False, error=str(error))
         return 2
     except Exception as error:
-        reporter.exception("main", error)
+        reporter.exception(None, error)
         reporter.ended(code=1, stopped=False)
         return 1
     reporter.ended(code=ending.code, stopped=ending.stopped)

@@ -191,14 +191,14 @@ class Reporter:
         self._checkpointing = now
         self._write_heartbeat()
 
-    def exception(self, worker: str, error: BaseException) -> None:
-        """The event, and Python's own form of an exception in a thread on stderr."""
+    def exception(self, worker: str | None, error: BaseException) -> None:
+        """The event, and on stderr Python's own form of an exception in a thread, or (None) in the main program."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         self.event("exception", worker=worker, type=name, message=str(error), traceback=text)
         with self._print_lock:
-            sys.stderr.write(f"Exception in thread {worker}:\n{text}")
+            sys.stderr.write(f"Exception in thread {worker}:\n{text}" if worker else text)
             sys.stderr.flush()
 
     # --- records ---

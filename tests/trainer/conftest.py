@@ -106,7 +106,8 @@ def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
         run_dir = run_dir or tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         environment = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), "SPECCTL_RUN_DIR": str(run_dir), "SPECCTL_RUN_ID": "a-run",
+            **os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+            "SPECCTL_RUN_DIR": str(run_dir), "SPECCTL_RUN_ID": "a-run",
             "SPECCTL_ATTEMPT": "2", "SPECCTL_NONCE": "abc123",
         }  # fmt: skip
         arguments = ["train", str(config), *options]

@@ -21,10 +21,12 @@ def write_config(settings: dict[str, Any], path: Path) -> Path:
 
 
 def records(directory: Path, name: str) -> list[dict[str, Any]]:
+    """All whole lines; the last one may be half there while its writer is at it."""
     try:
-        return [json.loads(line) for line in (directory / name).read_text(encoding="utf-8").splitlines()]
+        text = (directory / name).read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def losses(directory: Path) -> list[float]:

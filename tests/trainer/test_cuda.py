@@ -42,7 +42,8 @@ def gpu_settings(settings: dict[str, Any]) -> dict[str, Any]:
     settings["devices"] = {"target": ["cuda:0"], "drafter": ["cuda:0"] * 3}
     settings["drafter"] |= {"anchors": 16, "block_size": 8, "head_dim": 64, "heads": 4, "kv_heads": 2}
     settings["data"]["sequence_length"] = 128
-    return {**settings, "steps": 40, "batch_size": 6}
+    settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
+    return {**settings, "steps": 100_000, "batch_size": 6, "checkpoint_every": 100_000}
 
 
 def some_blocks() -> Blocks:
@@ -89,12 +90,14 @@ def test_three_drafters_on_one_device_train_after_the_warm_up_and_hold_the_memor
     start_trainer: Callable[..., TrainerProcess], gpu_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     run = start_trainer(write_config(gpu_settings, tmp_path / "config.yaml"))
-    code, out, err = run.finish(timeout_s=300)
+    run.wait_for_step(60, timeout_s=300)
+    assert run.heartbeat()["gpu_memory_bytes"]["cuda:0"] > 0
+    run.terminate()
+    code, out, err = run.finish()
     assert (code, err) == (0, ""), out
     assert "phase=compile_warmup unit=1/1 device=cuda:0 shape=2x128+16x8 seconds=" in out
     of_step = losses(run.run_dir)
-    assert len(of_step) == 40 and sum(of_step[-5:]) < sum(of_step[:5])
-    assert run.heartbeat()["gpu_memory_bytes"]["cuda:0"] > 0
+    assert sum(of_step[55:60]) < sum(of_step[:5])
     times = [record["time"] for record in records(run.run_dir, "metrics.jsonl") if record["worker"] is None]
     print(f"{(times[-1] - times[4]) / (len(times) - 5) * 1000:.1f} ms a step")
     print("\n".join(out.splitlines()[-12:]))
