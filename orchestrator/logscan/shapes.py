@@ -24,19 +24,21 @@ class Shapes:
         self._pattern: re.Pattern[str] | None = None
 
     def learn(self, line: str) -> None:
-        shape = NUMBER.sub(GAP, line.strip()) if len(line) <= MAX_CHARS else ""
-        if not shape or shape in self.texts:
+        if len(line) > MAX_CHARS or (self.texts and self._compiled().fullmatch(line)):
             return
-        self.texts.append(shape)
-        del self.texts[:-MAX_SHAPES]
-        self._pattern = None
+        shape = NUMBER.sub(GAP, line.strip())
+        if shape and shape not in self.texts:
+            self.texts.append(shape)
+            del self.texts[:-MAX_SHAPES]
+            self._pattern = None
 
     def find(self, line: str) -> re.Match[str] | None:
         """A step line that is only a part of `line`."""
-        if not self.texts:
-            return None
+        match = self._compiled().search(line) if self.texts else None
+        return match if match and match[0] != line.rstrip() else None
+
+    def _compiled(self) -> re.Pattern[str]:
         if self._pattern is None:
             shapes = (OPEN_NUMBER.join(map(re.escape, text.split(GAP))) for text in self.texts)
             self._pattern = re.compile("|".join(sorted(shapes, key=len, reverse=True)))
-        match = self._pattern.search(line)
-        return match if match and match[0] != line.rstrip() else None
+        return self._pattern
