@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from orchestrator.errors import SpecctlError
 from orchestrator.inventory import Inventory, Target
 from orchestrator.model import Probe, from_json
 from orchestrator.remote import Agent
-from orchestrator.transport import Leg, NodePool, fanout, open_transport
+from orchestrator.transport import Leg, NodePool, Request, fanout, open_transport
 
 LEG_S = 20.0
 PARALLEL_LEGS = 8
@@ -87,13 +86,16 @@ class Fleet:
         agents = [self.agent(target) for target in group]
         tokens = [secrets.token_hex(8) for _ in group]
         asked = [
-            (target.vmid, agent.argv(), agent.request("probe", token, LEG_S, **request))
+            Request(
+                vmid=target.vmid, argv=agent.argv(), stdin=agent.request("probe", token, LEG_S, **request),
+                target=target.name,
+            )
             for target, agent, token in zip(group, agents, tokens, strict=True)
-        ]
+        ]  # fmt: skip
         views: dict[str, TargetView] = {}
         try:
-            transport = open_transport(dataclasses.replace(group[0], name=node or "this machine", vmid=None), self.pool)
-            for leg in fanout(transport, asked, leg_timeout_s=LEG_S, parallel=PARALLEL_LEGS):
+            transport = self.pool.node(node, target=node or "this machine")
+            for leg in fanout(transport, asked, leg_timeout_s=LEG_S, parallel=PARALLEL_LEGS, ssh=node):
                 target, agent, token = group[leg.index], agents[leg.index], tokens[leg.index]
                 views[target.name] = self._leg(target, agent, token, leg, request)
         except SpecctlError as error:
@@ -102,14 +104,13 @@ class Fleet:
         return [views[target.name] for target in group]
 
     def _leg(self, target: Target, agent: Agent, token: str, leg: Leg, request: dict[str, Any]) -> TargetView:
-        if leg.error is not None:
-            return TargetView(target=target, error=leg.error)
-        assert leg.completed is not None
+        if isinstance(leg.result, SpecctlError):
+            return TargetView(target=target, error=leg.result)
         reader = frames.FrameReader(token)
-        final = next((frame for frame in reader.feed(leg.completed.stdout) if frame.get("final")), None)
+        final = next((frame for frame in reader.feed(leg.result.stdout) if frame.get("final")), None)
         try:
             if final is None:
-                raise agent.unanswered(leg.completed, bytes(reader.noise))
+                raise agent.unanswered(leg.result, bytes(reader.noise))
             if final.get("missing"):
                 return self._ask(target, request)
             return _view(target, agent.checked(final))

@@ -209,6 +209,14 @@ def _live(look: _Look) -> Verdict:
     if probe.stop is not None:
         asked = f"{probe.stop.by or 'somebody'} asked {age(look.now - probe.stop.at)} ago"
         return look.verdict("STOPPING", f"{asked}, {_processes(look.alive)} left{notes}")
+    ended = probe.program_exit
+    if ended is not None and (ended.signal or ended.code) and (summary.step_at or 0.0) <= ended.at:
+        # What is left of a program that failed (a loader's orphan, say) is not the run alive.
+        how = _signal(ended.signal) if ended.signal else f"exit code {ended.code}"
+        error = _blame(look, ended.code)
+        because = f": {headline(error)}" if error else ""
+        left = f"{_processes(look.alive)} left, which specctl stop ends"
+        return look.verdict("KILLED" if ended.signal else "FAILED", f"{how}{because}; {left}", error=error)
     if look.gone:
         rest = look.figures() if look.step is not None else "no step yet"
         return look.verdict("DEGRADED", f"{_gone(look)}; {rest}{notes}", error=_blame(look, None))

@@ -26,6 +26,8 @@ def rung(probe: Probe, verdict: Verdict) -> tuple[Rung, list[Evidence]]:
     reached: Rung = "none"
     evidence = []
     for name, (what, value) in zip(RUNGS[1:], values, strict=True):
+        if name == "gpu" and not probe.gpus_declared:
+            continue  # nobody asked for one
         if value is None:
             break
         reached = name
@@ -43,8 +45,7 @@ def _process(probe: Probe, verdict: Verdict) -> str | None:
     candidates = ([probe.program] if probe.program else []) + probe.tree
     process = next((one for one in candidates if one.alive and one.marked), None)
     if process is not None:
-        started = f"started at tick {process.start_ticks}"
-        return f"pid {process.pid} ({process.name}), state {process.state}, {started}, marked"
+        return f"pid {process.pid} ({process.name}), alive, its environment carries the run's mark"
     if verdict.state == "SUCCEEDED" and probe.summary.steps_seen:
         return f"ran to its end, exit code 0, after step {probe.summary.step}"
     return None
@@ -69,8 +70,6 @@ def _log(probe: Probe) -> str | None:
 
 
 def _gpu(probe: Probe) -> str | None:
-    if not probe.gpus_declared:
-        return "not asked for"
     if not probe.gpu_devices:
         return None
     memory = sum(probe.heartbeat.gpu_memory_bytes.values()) if probe.heartbeat else 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from orchestrator.logscan import Event, Scanner
 from orchestrator.model import FollowedLog, ForeignLog, LogSummary
 
 READ_BYTES = 1 << 20
+SETTLE_S = 0.5
+"""Silence after which a traceback that has its last line is taken to be over."""
 DIRTY = (b"\x1b", b"\r", b"\0")
 
 
@@ -34,6 +37,7 @@ class Follower:
         found = os.fstat(self._fd)
         if foreign is not None and (found.st_dev, found.st_ino) != (foreign.device, foreign.inode):
             self.lost = "replaced by another file"
+        self._grew_at, self._settled = 0.0, True
         self.dirty = False
         """Whether bytes that need cleaning have been read since the last mark."""
 
@@ -49,7 +53,11 @@ class Follower:
         while budget_bytes > 0:
             data = os.pread(self._fd, READ_BYTES, self.offset)
             if not data:
+                if not self._settled and now - self._grew_at >= SETTLE_S:
+                    self._settled = True
+                    events += self.scanner.settle(now)
                 break
+            self._grew_at, self._settled = now, False
             self.offset += len(data)
             budget_bytes -= len(data)
             self.dirty = self.dirty or any(byte in data for byte in DIRTY)
@@ -81,13 +89,18 @@ def merge(logs: Iterable[FollowedLog]) -> LogSummary:
     best = max(summaries, key=lambda summary: (summary.step_at or 0.0, summary.phase_at or 0.0))
     phased = max(summaries, key=lambda summary: summary.phase_at or 0.0)
     stepped = {worker.name for worker in best.workers}
-    findings = sorted((finding for summary in summaries for finding in summary.findings), key=lambda found: found.at)
+
+    def all_of(name: str) -> list[Any]:
+        return [item for summary in summaries for item in getattr(summary, name)]
+
+    findings = sorted(all_of("findings"), key=lambda found: found.at)
     return dataclasses.replace(
         best,
         phase=phased.phase,
         phase_at=phased.phase_at,
-        workers=best.workers
-        + [worker for summary in summaries for worker in summary.workers if worker.name not in stepped],
+        workers=best.workers + [worker for worker in all_of("workers") if worker.name not in stepped],
         findings=findings[:8],
+        tail=sorted(all_of("tail"), key=lambda found: found.at),
+        open_findings=all_of("open_findings"),
         findings_total=sum(summary.findings_total for summary in summaries),
     )

@@ -144,7 +144,7 @@ class Supervisor:
             waiter.register(os.pidfd_open(program.pid), select.POLLIN)
         except OSError:  # a kernel or sandbox without pidfds: the timeouts below do the same, a little later
             pass
-        next_look, written_at = 0.0, 0.0
+        next_look, written_at, read_to = 0.0, 0.0, 0
         while True:
             quick = time.monotonic() - begun < QUICK_S
             behind = any(follower.behind for follower in self.followers)
@@ -158,7 +158,9 @@ class Supervisor:
                 next_look = time.monotonic() + (0.02 if quick else 2.0)
             events = [event for follower in self.followers for event in follower.advance(now)]
             self._record_events(events, now)
-            if events or (behind and time.monotonic() - written_at > 1.0):
+            grown = self.followers[0].offset != read_to
+            if events or ((behind or grown) and time.monotonic() - written_at > 0.5):
+                read_to = self.followers[0].offset
                 self._write_scan()
                 written_at = time.monotonic()
             self._mark_index(now)

@@ -90,7 +90,7 @@ def test_a_script_with_its_own_log_in_a_container(specctl: Specctl, lab: Lab) ->
     done = specctl.launch("--", "bash", "own_log.sh", "steps", target="ct101")
     assert done.code == 0, done.out
     [foreign] = done.json["foreign_logs"]
-    assert foreign["path"] == "/root/train_flex6.log" and foreign["before"] == 38
+    assert foreign["path"] == "/root/train_flex6.log" and foreign["before"] == 37
     shown = specctl("logs", done.json["run_id"])
     assert "yesterday" not in shown.out and "step=1 " in shown.out
 
