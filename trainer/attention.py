@@ -64,7 +64,7 @@ def _compiled_kernels() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     # Inductor would build a bitonic sort for the mask's tiny index sort, one tuning of which takes minutes.
-    no_triton_sort = {"triton.persistent_reductions": False}
+    no_triton_sort: dict[str, Any] = {"triton.persistent_reductions": False}
     return (
         torch.compile(create_block_mask, dynamic=False, options=no_triton_sort),
         torch.compile(flex_attention, dynamic=False),

@@ -125,7 +125,7 @@ class Config(Model):
     data: DataConfig
     drafter: DrafterConfig
     optimizer: OptimizerConfig
-    requirements: list[Str] | Str | None = None
+    requirements: list[Str] | None = None
     """Read by specctl, not by the trainer: what the run's environment is made from."""
     patterns: dict[Str, Str] = Field(default_factory=dict)
     """Read by specctl, not by the trainer."""

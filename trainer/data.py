@@ -117,8 +117,10 @@ def _filler(tokenizer: Any) -> int:
 
 def _python_docs() -> Iterator[tuple[str, str]]:
     """The language reference that `help()` shows; part of every Python."""
-    from pydoc_data.topics import topics
-
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError("data.kind: this Python lacks its own documentation; use text or conversations") from None
     for name, text in sorted(topics.items()):
         yield f"pydoc_data.topics:{name}", text
 

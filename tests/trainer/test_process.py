@@ -47,6 +47,18 @@ def hang(self, batch):
     return original(self, batch)
 trainer.replica.Replica.loss_and_gradients = hang
 """
+BREAK_ONE_AND_HANG_ANOTHER = """
+import threading, time, trainer.replica, trainer.train
+trainer.train.FAILED_WORKERS_TIMEOUT_S = 1.0
+original = trainer.replica.Replica.loss_and_gradients
+def broken(self, batch):
+    if batch.step == 3 and threading.current_thread().name == "drafter-1":
+        raise ValueError("planted in drafter-1")
+    if batch.step == 3:
+        time.sleep(600)
+    return original(self, batch)
+trainer.replica.Replica.loss_and_gradients = broken
+"""
 HANG_IN_IMPORT = """
 import sys, time
 class Finder:
@@ -175,6 +187,14 @@ def test_the_first_worker_to_die_ends_the_process_with_its_name_and_its_own_trac
     assert reasons.keys() == {"target-0", "drafter-0", "drafter-1"}
     assert [name for name, reason in reasons.items() if reason == "failed"] == [worker]
     assert run.events()[-1]["event"] == "ended" and run.events()[-1]["code"] == 1
+
+
+def test_a_worker_stuck_in_its_step_does_not_keep_a_failed_run_alive(start_trainer: Start, config: Path) -> None:
+    run = start_trainer(config, planted=BREAK_ONE_AND_HANG_ANOTHER)
+    poll(lambda: run.events("exception"))
+    code, _, err = run.finish(timeout_s=10)
+    assert code == 1 and err.endswith("ValueError: planted in drafter-1\ntrainer: left behind: drafter-0\n")
+    assert run.events()[-1]["event"] == "ended"
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,7 @@ def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> N
 
 def test_the_hash_changes_with_every_single_weight() -> None:
     weights = torch.ones(64)
-    hashes = {weight_hash(weights)}
-    for index in range(64):
-        changed = weights.clone()
-        changed[index] = 1.0000001
-        hashes.add(weight_hash(changed))
-    # A change at one place or another may look alike, but never like no change.
     assert weight_hash(weights) == weight_hash(weights.clone())
-    assert len(hashes) > 1
     for index in range(64):
         changed = weights.clone()
         changed[index] = 1.0000001
