@@ -51,10 +51,13 @@ BREAK_ONE_AND_HANG_ANOTHER = """
 import threading, time, trainer.replica, trainer.train
 trainer.train.FAILED_WORKERS_TIMEOUT_S = 1.0
 original = trainer.replica.Replica.loss_and_gradients
+stuck = threading.Event()
 def broken(self, batch):
     if batch.step == 3 and threading.current_thread().name == "drafter-1":
+        stuck.wait()
         raise ValueError("planted in drafter-1")
     if batch.step == 3:
+        stuck.set()
         time.sleep(600)
     return original(self, batch)
 trainer.replica.Replica.loss_and_gradients = broken
