@@ -159,6 +159,9 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         return look.verdict("KILLED", f"{how}{memory}{step}{left}", error=_blame(look, None))
     if ending.code is None:
         return look.verdict("LOST", f"the record of its end says neither exit code nor signal{step}{left}")
+    beat = look.probe.heartbeat
+    if ending.code == 0 and beat is not None and beat.phase == "stopping":
+        return look.verdict("STOPPED", f"stopped by a signal that specctl did not send ({how}){step}{left}")
     if ending.code == 0:
         gone = _gone(look)
         error = _blame(look, 0) if look.gone else None

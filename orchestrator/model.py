@@ -321,6 +321,7 @@ class Heartbeat:
     phase: str
     step: int | None
     at: float
+    checkpointing: bool = False
     gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
 
 

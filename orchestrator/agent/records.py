@@ -78,6 +78,7 @@ def heartbeat(paths: RunPaths, nonce: str) -> Heartbeat | None:
             phase=str(value["phase"]),
             step=value.get("step"),
             at=float(value["time"]),
+            checkpointing=bool(value.get("checkpointing")),
             gpu_memory_bytes=dict(value.get("gpu_memory_bytes") or {}),
         )
     except (KeyError, TypeError, ValueError):

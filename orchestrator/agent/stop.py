@@ -73,7 +73,7 @@ class Stopper:
                     send(process, signal.SIGTERM)
             waited_s = time.monotonic() - begun
             beat = records.heartbeat(self.paths, self.nonce)
-            writing = beat is not None and beat.phase == "checkpoint"
+            writing = beat is not None and beat.checkpointing
             if waited_s > grace_s + (CHECKPOINT_S if writing else 0.0):
                 return
             self._tell(left, "checkpoint" if writing else "term", waited_s)

@@ -33,7 +33,10 @@ from typedyaml import Model, Str, TypedYamlError, load
 Until = Literal["process", "step"]
 TIMEOUT_S = 600.0
 COMPILE_S = 1800.0
-SETTLE_S = 5.0
+SETTLE_S = 2.0
+"""How long a run must go on stepping before the launch counts: a worker that dies beside others dies early, and its
+traceback comes a moment after their first steps."""
+SLOW_S = 5.0
 """How long after its first step a run may take to show a second one before the first is taken as proof enough."""
 POLL_S = 0.3
 PREPARE_S = 3600.0
@@ -314,7 +317,7 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
             return
         if rung == "step" and not over:
             stepped_since = stepped_since or now
-            if probe.summary.steps_seen > 1 or now - stepped_since >= SETTLE_S:
+            if now - stepped_since >= (SETTLE_S if probe.summary.steps_seen > 1 else SLOW_S):
                 result.verified = True
                 return
         phase = (probe.heartbeat.phase if probe.heartbeat else None) or probe.summary.phase or ""

@@ -1,0 +1,60 @@
+"""The contract between specctl and the trainer, which never import each other: a real training run under a launch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.driver import Specctl, poll_until
+from tests.trainer.conftest import settings, tiny_target  # noqa: F401
+from tests.trainer.support import write_config
+
+
+@pytest.fixture
+def config(settings: dict[str, Any], specctl: Specctl) -> str:  # noqa: F811
+    write_config({**settings, "steps": 100_000, "checkpoint_every": 10}, specctl.project / "tiny.yaml")
+    return "tiny.yaml"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_a_training_run_is_seen_as_what_it_is_and_stopped_with_a_checkpoint(specctl: Specctl, config: str) -> None:
+    done = specctl.launch("--config", config)
+    assert done.code == 0, done.err
+    run_id = done.json["run_id"]
+    run = specctl.run_dir(run_id)
+    row = poll_until(lambda: (found := specctl.status(run_id))["step"] >= 12 and found)
+    assert row["state"] == "RUNNING" and row["tok_s"] > 0 and row["loss"] > 0
+    assert [(worker["name"], worker["state"]) for worker in row["workers"]] == [
+        ("drafter-0", "ALIVE"), ("drafter-1", "ALIVE"),
+    ]  # fmt: skip
+
+    nonce = json.loads((run / "run.json").read_text())["spec"]["nonce"]
+    beat = json.loads((run / "heartbeat.json").read_text())
+    assert beat["nonce"] == nonce and beat["run_id"] == run_id and beat["phase"] == "train"
+    phases = [event["phase"] for event in lines(run / "events.jsonl") if event["event"] == "phase"]
+    assert {"import", "load_target", "data", "compile_warmup", "train"} <= set(phases)
+    metrics = lines(run / "metrics.jsonl")
+    assert {row["source"] for row in metrics} == {"trainer"}, "the trainer's own figures are written once, by itself"
+    assert {row["worker"] for row in metrics} == {None, "drafter-0", "drafter-1"}
+
+    done = specctl("stop", run_id, "--json")
+    assert done.code == 0 and done.json["state"] == "STOPPED" and done.json["remaining"] == []
+    ended = json.loads((run / "exit.json").read_text())
+    assert ended["code"] == 0 and ended["stopped"]
+    assert (run / "checkpoints" / f"step-{ended['last_step']}").is_dir()
+    for event in lines(run / "events.jsonl"):
+        assert event["nonce"] == nonce and event["attempt"] == 1
+
+
+def test_a_configuration_the_trainer_refuses_is_told_in_its_own_words(specctl: Specctl, config: str) -> None:
+    path = specctl.project / config
+    path.write_text(path.read_text().replace('"steps"', '"stepps"'))
+    done = specctl.launch("--config", config)
+    assert done.code == 1 and done.json["state"] == "FAILED"
+    assert any("stepps" in line for line in done.json["tail"])
