@@ -23,7 +23,7 @@ test: $(VENV)/.dev
 	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap
 	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
 	$(MAKE) --no-print-directory lint
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(TESTS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
