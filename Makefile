@@ -17,7 +17,6 @@ demo: $(VENV)/.trainer
 	@scripts/need tmux
 	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
 	$(VENV)/bin/specctl launch local --config configs/smollm2-cpu.yaml
-	@echo; echo "specctl is in $(VENV)/bin: put it on your PATH, or type $(VENV)/bin/specctl"
 
 test: $(VENV)/.dev
 	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap

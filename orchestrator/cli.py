@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,7 +123,10 @@ def launch(
             run_id = planned.spec.run_id
             _say(f"stopped watching. If {run_id} was started, it goes on: specctl status {run_id}")
             raise typer.Exit(130) from None
-        print(as_json.text(as_json.of_launch(result))) if json else show_launch.show_result(_stdout(), result)
+        if json:
+            print(as_json.text(as_json.of_launch(result)))
+        else:
+            show_launch.show_result(_stdout(), result, program=_program())
         raise typer.Exit(0 if result.verified else 1)
 
 
@@ -245,6 +249,11 @@ def _show_stop(console: Console, result: stop_verb.Result) -> None:
 
 
 # --- plumbing -------------------------------------------------------------------------------------------------------
+
+
+def _program() -> str:
+    """What to type for specctl here: its name if the shell would find it, else as it was typed."""
+    return "specctl" if shutil.which("specctl") or not sys.argv[0].endswith("specctl") else sys.argv[0]
 
 
 def _stdout() -> Console:

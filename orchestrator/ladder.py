@@ -56,7 +56,7 @@ def output_seen(probe: Probe) -> str | None:
     log = probe.log
     beyond = log.size - log.header_bytes
     if (beyond > 0) if log.header_bytes else probe.summary.lines > 1:
-        return f"{log.path}, {log.size:,} bytes"
+        return f"{log.size:,} bytes"
     for other in probe.foreign_logs:
         if other.size > other.base:
             kept = f" after the {other.before:,} that were there before" if other.before and not other.truncated else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -41,10 +42,20 @@ def main(folder: Path) -> None:
         )  # fmt: skip
         plan = launch.plan(request, fleet)
         picture = recorder(LAUNCH)
-        with show_launch.Progress(picture) as progress:
+        with show_launch.Progress(picture, live=False) as progress:
             result = launch.run(plan, fleet, progress)
         show_launch.show_result(picture, result)
         save(picture, folder / "launch.svg", "specctl launch")
+
+        dying = launch.Request(
+            target="local", config=None, command=[sys.executable, "one_thread_dies.py"],
+            source=Path("tests/programs"),
+        )  # fmt: skip
+        picture = recorder("specctl launch local -- python one_thread_dies.py")
+        with show_launch.Progress(picture, live=False) as progress:
+            dead = launch.run(launch.plan(dying, fleet), fleet, progress)
+        show_launch.show_result(picture, dead)
+        save(picture, folder / "degraded.svg", "specctl launch: one of three workers dies")
 
         failing = launch.Request(
             target="local", config=None, command=["sh", "-c", "echo saved; exit 3"], name="eval", source=None
@@ -53,13 +64,16 @@ def main(folder: Path) -> None:
         picture = recorder("specctl status")
         show_status.show(picture, status.run(fleet, [], everything=False))
         save(picture, folder / "status.svg", "specctl status")
-        stop.run(fleet, plan.spec.run_id, grace_s=60.0, now=False)
+        for run_id in (plan.spec.run_id, dead.plan.spec.run_id):
+            stop.run(fleet, run_id, grace_s=60.0, now=False)
         fleet.close()
 
 
 def save(console: Console, path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(str(path), title=title)
+    svg = console.export_svg(title=title)
+    # Rich would have the reader's browser fetch a font; any monospace does, since every text carries its length.
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
     print(path)
 
 

@@ -20,10 +20,10 @@ from orchestrator.verbs.launch import Plan, Result
 class Progress:
     """A `launch.Watcher` that prints. Use as a context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, live: bool = True) -> None:
         self.console = console
         self.begun = time.monotonic()
-        self._live = Status("", console=console, spinner="dots") if console.is_terminal else None
+        self._live = Status("", console=console, spinner="dots") if live and console.is_terminal else None
         self._said = ""
 
     def __enter__(self) -> Progress:
@@ -54,7 +54,7 @@ class Progress:
         elif brief != self._said:
             self._said = brief
             spent = f"{time.monotonic() - self.begun:5.1f} s"
-            self.console.print(f"{spent}  · {brief}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"{spent}  · {brief}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _one_line(text: str, width: int) -> str:
@@ -62,8 +62,8 @@ def _one_line(text: str, width: int) -> str:
     return first if len(first) <= width else first[: max(0, width - 1)] + "…"
 
 
-def show_result(console: Console, result: Result) -> None:
-    """The verdict, what it rests on, and what to type next."""
+def show_result(console: Console, result: Result, *, program: str = "specctl") -> None:
+    """The verdict, what it rests on, and what to type next; `program` is what to type for specctl itself."""
     spec, verdict = result.plan.spec, result.verdict
     state = verdict.state if verdict else "UNREACHABLE"
     console.print()
@@ -85,7 +85,7 @@ def show_result(console: Console, result: Result) -> None:
             console.print("    " + line, highlight=False, markup=False, soft_wrap=True)
     console.print("\nNext:", highlight=False)
     for command in _next(result):
-        console.print(f"  {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {program} {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_foreign(console: Console, result: Result) -> None:
@@ -122,9 +122,9 @@ def _show_findings(console: Console, result: Result) -> None:
 
 
 def _next(result: Result) -> list[str]:
-    commands = ["specctl status", "specctl logs @last --grep 'Exception|Error|tok/s|step=|drafter' -n 20"]
+    commands = ["status", "logs @last --grep 'Exception|Error|tok/s|step=|drafter' -n 20"]
     if result.verdict is None or result.verdict.live:
-        commands.append("specctl stop @last")
+        commands.append("stop @last")
     return commands
 
 

@@ -15,7 +15,7 @@ from orchestrator.verbs.status import Result
 
 def show(console: Console, result: Result) -> None:
     table = _table(result)
-    if result.runs and console.width >= sum((column.min_width or 0) + 3 for column in table.columns):
+    if result.runs and console.width >= sum((column.min_width or 0) + 2 for column in table.columns):
         console.print(table)
     else:
         _lines(console, result)
@@ -41,7 +41,7 @@ def show(console: Console, result: Result) -> None:
         console.print(f"{result.older} older: specctl status --all", style="dim", highlight=False)
 
 
-COLUMNS = ("step", "tok/s", "loss", "progress", "workers")
+COLUMNS = ("step", "tok/s", "loss", "last step", "workers")
 
 
 def _figures(run: Run) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def _figures(run: Run) -> tuple[str, ...]:
     since = None if verdict.last_progress_at is None else verdict.observed_at - verdict.last_progress_at
     return (
         "-" if verdict.step is None else f"{verdict.step:,}", number(verdict.tok_s), number(verdict.loss, 4),
-        "-" if since is None else age(since) + " ago", workers(verdict),
+        "-" if since is None else f"{age(since)} ago", workers(verdict),
     )  # fmt: skip
 
 
@@ -63,12 +63,14 @@ def _words(run: Run) -> str:
 
 
 def _table(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim", padding=(0, 1, 0, 0)
+    )  # fmt: skip
     for name in ("run", "target", "state"):
         table.add_column(name, no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why / note", overflow="fold", ratio=1, min_width=20)
+    table.add_column("why / note", overflow="fold", ratio=1, min_width=16)
     for run in result.runs:
         state = run.verdict.state
         table.add_row(
