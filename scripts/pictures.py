@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
         save(picture, folder / "launch.svg", "specctl launch")
 
         dying = launch.Request(
-            target="local", config=None, command=[sys.executable, "one_thread_dies.py"],
+            target="local", config=None, command=["/usr/bin/python3", "one_thread_dies.py"],
             source=Path("tests/programs"),
         )  # fmt: skip
         picture = recorder("specctl launch local -- python one_thread_dies.py")
