@@ -33,7 +33,7 @@ class Blocks:
     weights_BNk: Tensor
 
     def to(self, device: torch.device) -> Blocks:
-        return Blocks(**{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__})
+        return Blocks(**{name: bring(getattr(self, name), device) for name in self.__slots__})
 
     def rows(self, part: slice) -> Blocks:
         return Blocks(**{name: getattr(self, name)[part] for name in self.__slots__})
@@ -41,6 +41,12 @@ class Blocks:
     @property
     def block_size(self) -> int:
         return self.tokens_BT.shape[1] // self.anchors_BN.shape[1]
+
+
+def bring(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`. A copy to CUDA may still be going on: the device's own stream orders what reads it."""
+    # Nothing orders a copy to the CPU: whoever reads it there would be ahead of it.
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def generator_for(*parts: int | str) -> torch.Generator:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.attention import Attention
-from trainer.blocks import Blocks
+from trainer.blocks import Blocks, bring
 from trainer.config import Config
 from trainer.data import Cursor
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
@@ -55,7 +55,7 @@ class Replica:
                tokens: int, cursor: Cursor) -> MicroBatch:  # fmt: skip
         """A micro-batch with its tensors brought to this replica's device; called by the target thread."""
         weight = blocks.weights_BNk.sum().item()
-        features_BSF, blocks = features_BSF.to(self.device, non_blocking=True), blocks.to(self.device)
+        features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
         ready = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):

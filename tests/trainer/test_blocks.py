@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
 
 from trainer.attention import DenseAttention
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 
 MASK = 99
 
@@ -18,6 +21,26 @@ def blocks_at(anchors: list[list[int]], *, valid: list[list[bool]] | None = None
     ids_BS = torch.arange(length).expand(len(anchors), -1)
     mask = torch.ones_like(ids_BS, dtype=torch.bool) if loss_mask is None else loss_mask
     return lay_out(ids_BS, mask, anchors_BN, valid_BN, block_size=size, mask_token_id=MASK, gamma=2.0)
+
+
+class CopiesThatDoNotWait(TorchFunctionMode):
+    """Devices to which something was copied without waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (kwargs or {}).get("non_blocking"):
+            self.to.append(str(args[1]))
+        return function(*args, **(kwargs or {}))
+
+
+def test_only_copies_to_a_device_with_a_stream_of_its_own_go_on_unfinished() -> None:
+    with CopiesThatDoNotWait() as copies:
+        blocks_at([[2]]).to(torch.device("cpu"))
+        bring(torch.ones(3), torch.device("cpu"))
+    assert copies.to == []
 
 
 def test_anchors_are_sorted_distinct_and_stand_before_a_trained_token() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
 from trainer.attention import Attention, DenseAttention, SparseAttention
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.loss import block_loss
 
@@ -84,6 +84,13 @@ def test_flex_attention_agrees_with_its_twin_forward_and_backward() -> None:
         assert gradients.keys() == exact_gradients.keys()
         assert relative(slots, exact) < forward
         assert worst < backward
+
+
+def test_a_drafter_on_the_cpu_reads_no_feature_before_it_has_come() -> None:
+    slow = torch.zeros(1 << 22, device=CUDA)
+    torch.cuda._sleep(500_000_000)
+    slow += 1
+    assert (bring(slow, torch.device("cpu")) == 1).all()
 
 
 def test_three_drafters_on_one_device_train_after_the_warm_up_and_hold_the_memory_they_name(
