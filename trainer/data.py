@@ -8,6 +8,7 @@ by file and line.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -67,14 +68,18 @@ class Rows:
         taken: list[Tensor] = []
         epoch, position = cursor.epoch, cursor.position
         while count:
-            order = torch.randperm(len(self), generator=generator_for(self.seed, "order", epoch))
-            part = order[position : position + count]
+            part = _order(len(self), self.seed, epoch)[position : position + count]
             taken.append(part)
             count -= len(part)
             position += len(part)
             if position >= len(self):
                 epoch, position = epoch + 1, 0
         return torch.cat(taken), Cursor(epoch=epoch, position=position)
+
+
+@functools.lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(count, generator=generator_for(seed, "order", epoch))
 
 
 def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: int) -> Rows:

@@ -86,11 +86,10 @@ class AdamW:
             groups.append({"params": [part], "weight_decay": decay})
         self._torch = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=1e-8, fused=True)
 
-    def clip(self) -> float:
-        """Scale the gradients down to `clip_norm`; returns their norm before."""
-        norm = self.flat.gradients.norm()
-        self.flat.gradients.mul_((self.config.clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0))
-        return norm.item()
+    def clip(self, norm: float) -> None:
+        """Scale the gradients, whose norm is `norm`, down to `clip_norm`."""
+        if norm > self.config.clip_norm:
+            self.flat.gradients.mul_(self.config.clip_norm / norm)
 
     def step(self, lr: float) -> None:
         for group in self._torch.param_groups:

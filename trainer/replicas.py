@@ -40,8 +40,6 @@ class Replicas:
 
     def average(self, rank: int, gradients: Tensor) -> None:
         """Make `gradients` the sum over all replicas, in place; nobody reads it any more when this returns."""
-        if self.count == 1:
-            return
         self._gradients[rank] = gradients
         self._published(gradients)
         low, high = self._slice(rank, len(gradients))

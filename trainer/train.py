@@ -164,10 +164,13 @@ class Training:
             batch = channel.get()
             assert batch.step == step, f"drafter-{rank} got the batch of step {batch.step} at step {step}"
             loss = member.loss_and_gradients(batch)
-            self._check_finite(f"drafter-{rank}", batch, loss, member.gradient_norm())
-            self.replicas.average(rank, member.flat.gradients)
-            grad_norm = member.optimizer.clip()
-            self._check_finite("all drafters together", batch, loss, grad_norm)
+            grad_norm = member.gradient_norm()
+            self._check_finite(f"drafter-{rank}", batch, loss, grad_norm)
+            if self.count > 1:
+                self.replicas.average(rank, member.flat.gradients)
+                grad_norm = member.gradient_norm()
+                self._check_finite("all drafters together", batch, loss, grad_norm)
+            member.optimizer.clip(grad_norm)
             lr = learning_rate(step, config=self.config.optimizer, steps=self.config.steps)
             member.optimizer.step(lr)
             if step % self.config.replica_check_every == 0:

@@ -35,6 +35,11 @@ def load(tokenizer: Any, tmp_path: Path, lines: list[Any], **changes: Any) -> Ro
     return load_rows(config, tokenizer, mask_token_id=3, seed=1)
 
 
+def some_rows(count: int, *, seed: int) -> Rows:
+    ids_RS = torch.zeros(count, 4, dtype=torch.long)
+    return Rows(ids_RS=ids_RS, loss_mask_RS=ids_RS == 0, lengths_R=torch.full((count,), 4), seed=seed)
+
+
 def trained_text(rows: Rows, row: int, tokenizer: Any) -> str:
     return str(tokenizer.decode(rows.ids_RS[row][rows.loss_mask_RS[row]]))
 
@@ -114,11 +119,7 @@ def test_python_docs_need_no_file(tokenizer: Any) -> None:
 
 
 def test_every_epoch_takes_every_row_once_in_an_order_of_its_own_and_can_be_gone_on_with() -> None:
-    rows = Rows(
-        ids_RS=torch.zeros(10, 4, dtype=torch.long), loss_mask_RS=torch.ones(10, 4, dtype=torch.bool),
-        lengths_R=torch.full((10,), 4), seed=5,
-    )  # fmt: skip
-    cursor, taken, cursors = Cursor(), [], []
+    rows, cursor, taken, cursors = some_rows(10, seed=5), Cursor(), [], []
     for _ in range(5):
         indices, cursor = rows.take(cursor, 4)
         taken += indices.tolist()
@@ -128,3 +129,13 @@ def test_every_epoch_takes_every_row_once_in_an_order_of_its_own_and_can_be_gone
     assert cursors[2] == Cursor(epoch=1, position=2)
     assert rows.take(cursors[2], 4)[0].tolist() == taken[12:16]
     assert rows.take(Cursor(), 25)[1] == Cursor(epoch=2, position=5)
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *args, **options: drawn.append(1) or randperm(*args, **options))
+    rows, cursor = some_rows(10, seed=6), Cursor()
+    for _ in range(5):
+        _, cursor = rows.take(cursor, 3)
+    assert cursor.epoch == 1 and len(drawn) == 2

@@ -144,6 +144,17 @@ def test_replicas_that_drift_apart_end_the_run(train: Train, settings: dict[str,
     assert event["type"].endswith("ReplicasDiffer") and "after step 2" in event["message"]
 
 
+@pytest.mark.parametrize(("drafters", "expected"), [(1, 3), (2, 12)])
+def test_the_gradients_norm_is_taken_once_and_once_more_when_others_were_added(
+    train: Train, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, drafters: int, expected: int
+) -> None:
+    taken: list[int] = []
+    norm = torch.Tensor.norm
+    monkeypatch.setattr(torch.Tensor, "norm", lambda *args, **options: taken.append(1) or norm(*args, **options))
+    train({**settings, "steps": 3, "devices": {"target": ["cpu"], "drafter": ["cpu"] * drafters}})
+    assert len(taken) == expected
+
+
 def test_tok_s_counts_real_tokens_only(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
     document = tmp_path / "short.txt"
     document.write_text("a few words, not a whole row")
