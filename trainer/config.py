@@ -116,7 +116,7 @@ class Config(Model):
     keep_checkpoints: Count = 3
     log_every: Count = 1
     replica_check_every: Count = 20
-    """Steps between two proofs that all replicas hold the same weights."""
+    """Steps between two proofs that all replicas hold the same weights; one precedes every checkpoint besides."""
     queue_depth: Count = 2
     """Micro-batches that may wait in front of each drafter."""
     devices: Devices

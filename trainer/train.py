@@ -27,7 +27,7 @@ from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
 from trainer.pipeline import Channel, Crew
 from trainer.replica import MicroBatch
-from trainer.replicas import Replicas
+from trainer.replicas import Replicas, prove_equal
 from trainer.setup import check_devices, find_resume, make_replicas, report_data
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_target
@@ -173,8 +173,6 @@ class Training:
             member.optimizer.clip(grad_norm)
             lr = learning_rate(step, config=self.config.optimizer, steps=self.config.steps)
             member.optimizer.step(lr)
-            if step % self.config.replica_check_every == 0:
-                self.replicas.prove_equal(rank, member.flat.weights, step=step)
 
             self.shares[rank] = Share(loss=loss, weight=batch.weight / batch.weight_sum, tokens=batch.tokens)
             self.replicas.meet()
@@ -187,11 +185,14 @@ class Training:
     # --- between two steps ---
 
     def _finish_step(self, batch: MicroBatch, *, lr: float, grad_norm: float) -> None:
-        """Replica 0, while the others wait: count, log, save, stop."""
-        step = self.steps_done = batch.step
-        self.cursor = batch.cursor
+        """Replica 0, while the others wait: prove the replicas equal, count, log, save, stop."""
+        step = batch.step
         last = step == self.config.steps
         stopping = self.stop.requested and not last
+        saving = step % self.config.checkpoint_every == 0 or last or stopping
+        if saving or step % self.config.replica_check_every == 0:
+            prove_equal([member.flat.weights for member in self.members], step=step)
+        self.steps_done, self.cursor = step, batch.cursor
         shares = [share for share in self.shares if share is not None]
         self.throughput.add([share.tokens for share in shares], now=time.monotonic())
         if step % self.config.log_every == 0 or last or stopping:
@@ -199,7 +200,7 @@ class Training:
         self.reporter.advanced(step)
         if stopping:
             self.reporter.phase("stopping")
-        if step % self.config.checkpoint_every == 0 or last or stopping:
+        if saving:
             self._save()
         if stopping:
             self.stopped_at = step

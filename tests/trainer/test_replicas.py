@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import trainer.replicas
 from trainer.config import OptimizerConfig
 from trainer.optim import AdamW, FlatWeights, learning_rate
 from trainer.pipeline import Aborted, Channel
-from trainer.replicas import Replicas, ReplicasDiffer, weight_hash
+from trainer.replicas import Replicas, ReplicasDiffer, prove_equal, weight_hash
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | None]:
@@ -58,21 +59,22 @@ def test_a_replica_may_change_its_gradients_as_soon_as_it_has_them() -> None:
 
 
 def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> None:
-    replicas, weights = Replicas(2), [torch.linspace(-1, 1, 501) for _ in range(2)]
-    assert in_threads(2, lambda rank: replicas.prove_equal(rank, weights[rank], step=7)) == [None, None]
+    weights = [torch.linspace(-1, 1, 501) for _ in range(2)]
+    prove_equal(weights, step=7)
     weights[1][333] = torch.nextafter(weights[1][333], torch.tensor(9.0))
-    raised = in_threads(2, lambda rank: replicas.prove_equal(rank, weights[rank], step=7))
-    assert all(isinstance(error, ReplicasDiffer) for error in raised)
-    assert "after step 7" in str(raised[0])
+    with pytest.raises(ReplicasDiffer, match="after step 7"):
+        prove_equal(weights, step=7)
 
 
-def test_the_hash_changes_with_every_single_weight() -> None:
-    weights = torch.ones(64)
-    assert weight_hash(weights) == weight_hash(weights.clone())
-    for index in range(64):
+def test_the_hash_changes_with_every_single_weight_and_with_every_swap_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.replicas, "HASH_CHUNK", 50)
+    weights = torch.linspace(-1, 1, 130)
+    hashes = [weight_hash(weights), weight_hash(weights.clone())]
+    for index, other in itertools.combinations_with_replacement(range(len(weights)), 2):
         changed = weights.clone()
-        changed[index] = 1.0000001
-        assert weight_hash(changed) != weight_hash(weights)
+        changed[[index, other]] = weights[[other, index]] if index != other else 1.0000001
+        hashes.append(weight_hash(changed))
+    assert hashes[0] == hashes[1] and len(set(hashes)) == len(hashes) - 1
 
 
 def test_abort_frees_a_replica_that_waits_for_the_others() -> None:
