@@ -13,12 +13,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 MARKER = "COMPLETE.json"
@@ -51,16 +52,12 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
     _remove(aside)
     aside.mkdir()
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in checkpoint.weights.items()}, aside / WEIGHTS)
-        save_file({name: tensor.cpu().contiguous() for name, tensor in checkpoint.optimizer.items()}, aside / OPTIMIZER)
-        state = {"step": checkpoint.step, **checkpoint.state}
-        (aside / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        files = {name: _describe(aside / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
-        for name in files:
-            _sync(aside / name)
-        marker = {"step": checkpoint.step, "files": files}
-        (aside / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
-        _sync(aside / MARKER)
+        files = {
+            WEIGHTS: _write(aside / WEIGHTS, _as_safetensors(checkpoint.weights)),
+            OPTIMIZER: _write(aside / OPTIMIZER, _as_safetensors(checkpoint.optimizer)),
+            STATE: _write(aside / STATE, _as_json({"step": checkpoint.step, **checkpoint.state})),
+        }
+        _write(aside / MARKER, _as_json({"step": checkpoint.step, "files": files}))
         _sync(aside)
         # Only a damaged one can be there: after a complete checkpoint of a step, that step is never trained again.
         if path.exists():
@@ -127,6 +124,37 @@ def prune(root: Path, *, keep: int) -> None:
             _remove(entry)
     for step in steps_on_disk(root)[:-keep]:
         _remove(root / f"step-{step}")
+
+
+def _as_json(facts: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(facts, indent=1).encode() + b"\n"]
+
+
+def _as_safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The parts of a safetensors file of float32 tensors; one tensor at a time is brought to the CPU."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        assert tensor.dtype == torch.float32
+        yield memoryview(tensor.detach().cpu().contiguous().flatten().numpy()).cast("B")
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write and sync; returns the size and hash of what was meant, which `_describe` finds out of what is there."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -67,24 +67,22 @@ class FlatWeights:
         """`flat` (weights, or anything laid out like them) by parameter name."""
         return {place.name: place.of(flat) for place in self.places}
 
-    def fill(self, flat: Tensor, named: dict[str, Tensor]) -> None:
-        for place in self.places:
-            place.of(flat).copy_(named[place.name])
-
 
 class AdamW:
     """torch's fused AdamW on the two ends of the flat buffer."""
 
     def __init__(self, flat: FlatWeights, config: OptimizerConfig) -> None:
         self.flat, self.config = flat, config
-        self._parts = []
-        groups = []
-        for start, stop, decay in ((0, flat.decaying, config.weight_decay), (flat.decaying, len(flat.weights), 0.0)):
-            part = nn.Parameter(flat.weights[start:stop])
-            part.grad = flat.gradients[start:stop]
-            self._parts.append(part)
-            groups.append({"params": [part], "weight_decay": decay})
+        self.moments = {key: torch.zeros_like(flat.weights) for key in ("exp_avg", "exp_avg_sq")}
+        """Laid out like the weights; updated in place."""
+        ends = [(slice(0, flat.decaying), config.weight_decay), (slice(flat.decaying, None), 0.0)]
+        parts = [nn.Parameter(flat.weights[end]) for end, _ in ends]
+        groups = [{"params": [part], "weight_decay": decay} for part, (_, decay) in zip(parts, ends, strict=True)]
         self._torch = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=1e-8, fused=True)
+        for part, (end, _) in zip(parts, ends, strict=True):
+            part.grad = flat.gradients[end]
+            moments = {key: moment[end] for key, moment in self.moments.items()}
+            self._torch.state[part] = {"step": torch.zeros((), device=part.device), **moments}
 
     def clip(self, norm: float) -> None:
         """Scale the gradients, whose norm is `norm`, down to `clip_norm`."""
@@ -96,19 +94,7 @@ class AdamW:
             group["lr"] = lr
         self._torch.step()
 
-    def state(self) -> dict[str, Tensor]:
-        """Both moments, flat: `exp_avg` and `exp_avg_sq`. Zeros before the first step."""
-        return {
-            key: torch.cat([self._torch.state[part].get(key, torch.zeros_like(part)) for part in self._parts]).detach()
-            for key in ("exp_avg", "exp_avg_sq")
-        }
-
-    def restore(self, moments: dict[str, Tensor], *, steps_done: int) -> None:
-        start = 0
-        for part in self._parts:
-            stop = start + part.numel()
-            self._torch.state[part] = {
-                "step": torch.tensor(float(steps_done), device=part.device),
-                **{key: flat[start:stop].clone() for key, flat in moments.items()},
-            }
-            start = stop
+    def resume_at(self, steps_done: int) -> None:
+        """Go on as after `steps_done` steps, with whatever `moments` hold."""
+        for state in self._torch.state.values():
+            state["step"].fill_(steps_done)

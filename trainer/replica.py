@@ -83,17 +83,15 @@ class Replica:
         return self.flat.gradients.norm().item()
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's state by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
+        """The optimizer's own state, no copy, by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
         return {
             f"{key}.{name}": tensor
-            for key, flat in self.optimizer.state().items()
+            for key, flat in self.optimizer.moments.items()
             for name, tensor in self.flat.named(flat).items()
         }
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], *, steps_done: int) -> None:
-        self.flat.fill(self.flat.weights, weights)
-        flats = {}
-        for key in ("exp_avg", "exp_avg_sq"):
-            flats[key] = torch.zeros_like(self.flat.weights)
-            self.flat.fill(flats[key], {place.name: moments[f"{key}.{place.name}"] for place in self.flat.places})
-        self.optimizer.restore(flats, steps_done=steps_done)
+        self.drafter.load_state_dict(weights)
+        for name, moment in self.moments().items():
+            moment.copy_(moments[name])
+        self.optimizer.resume_at(steps_done)

@@ -33,6 +33,17 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert checkpoint.state["cursor"] == {"epoch": 1, "position": 7}
 
 
+def test_a_save_hashes_what_it_writes_without_reading_it_again(tmp_path: Path) -> None:
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = bytes_read()
+    large = Checkpoint(step=1, weights={"w": torch.rand(1 << 20)}, optimizer={"m": torch.rand(1 << 20)}, state={})
+    save(tmp_path, large)
+    assert bytes_read() - before < 1 << 20
+    assert found(tmp_path) == (1, [])
+
+
 def test_latest_is_by_number_not_by_text_or_by_time(tmp_path: Path) -> None:
     for step in (1000, 90, 200):
         save(tmp_path, a_checkpoint(step))

@@ -80,6 +80,16 @@ def test_a_checkpoint_holds_the_weights_under_the_names_servers_load(train: Trai
     assert not any("embed" in name or "head" in name for name in saved)
 
 
+def test_what_a_save_is_given_is_the_optimizers_own_state_and_no_copy(train: Train, settings: dict[str, Any]) -> None:
+    training = train({**settings, "steps": 1})
+    member = training.members[0]
+    moments = member.moments()
+    before = {name: moment.clone() for name, moment in moments.items()}
+    member.optimizer.step(1e-3)
+    assert len(before) == 2 * len(member.flat.places)
+    assert not any(torch.equal(moment, before[name]) for name, moment in moments.items())
+
+
 def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(train: Train, settings: dict[str, Any],
                                                                                capsys: pytest.CaptureFixture[str]
                                                                                ) -> None:  # fmt: skip
