@@ -142,10 +142,17 @@ class Config(Model):
         return self
 
     def what_a_resume_must_keep(self) -> dict[str, Any]:
-        """Everything that decides which rows, blocks and weights a step works on; the rest may change on a resume."""
+        """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
+        by their paths."""
         free = {"path", "dtype", "paths", "head_chunk_rows"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter")}
         return {"seed": self.seed, "batch_size": self.batch_size, **kept}
+
+    def what_a_resume_may_change(self) -> dict[str, Any]:
+        """What may change on a resume, but not without a word."""
+        optimizer = {f"optimizer.{key}": value for key, value in self.optimizer.model_dump().items()}
+        dtypes = {"target.dtype": self.target.dtype, "drafter.dtype": self.drafter.dtype}
+        return {"steps": self.steps, **optimizer, **dtypes}
 
 
 def load_config(path: str) -> Config:

@@ -9,6 +9,7 @@ by file and line.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -62,6 +63,13 @@ class Rows:
 
     def __len__(self) -> int:
         return self.ids_RS.shape[0]
+
+    def digest(self) -> str:
+        """Of all that is trained on: the ids and the loss mask."""
+        digest = hashlib.sha256(repr(self.ids_RS.shape).encode())
+        for tensor in (self.ids_RS, self.loss_mask_RS):
+            digest.update(tensor.numpy())
+        return digest.hexdigest()
 
     def take(self, cursor: Cursor, count: int) -> tuple[Tensor, Cursor]:
         """The indices of the next `count` rows, and the cursor behind them. Every epoch has an order of its own."""

@@ -5,6 +5,7 @@ Called by `train.train`, on the main thread.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -41,12 +42,23 @@ def make_replicas(config: Config, target: Target, shape: DrafterShape) -> list[R
     return members
 
 
+def what_must_stay(config: Config, target: Target, rows: Rows, shape: DrafterShape) -> dict[str, Any]:
+    """What has to be, when a checkpoint is gone on from, as it was when it was made; named as an error names it."""
+    return {
+        **config.what_a_resume_must_keep(),
+        "shape": dataclasses.asdict(shape),
+        "layer_ids": target.layer_ids,
+        "rows of data": rows.digest(),
+        **{f"{name} of the target": digest for name, digest in target.files.items()},
+    }
+
+
 def find_resume(
     config: Config, reporter: Reporter, must_keep: dict[str, Any], *, must_resume: bool
 ) -> Checkpoint | None:
     """The latest complete checkpoint of this run, if there is one. Raises `ConfigError` if it may not be gone on from.
 
-    `must_keep` is what has to be now as it was when the checkpoint was made.
+    `must_keep` is `what_must_stay` now. What may differ and does is said.
     """
     root = reporter.identity.directory / "checkpoints"
     on_disk = checkpoint.steps_on_disk(root)
@@ -64,12 +76,14 @@ def find_resume(
         return None
     # As JSON, since that is what the file holds: a tuple comes back as a list.
     was, now = found.state["must_keep"], json.loads(json.dumps(must_keep))
-    changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
-    if changed:
+    if changed := [key for key in {**was, **now} if was.get(key) != now.get(key)]:
         raise ConfigError(
-            f"{root}/step-{found.step} was trained with another {', '.join(changed)}; restore that in the"
-            " configuration, or choose another output_dir"
+            f"cannot go on from {root}/step-{found.step}: not the same {', '.join(changed)} as then; restore that, or"
+            " choose another output_dir"
         )
+    was, now = found.state["may_change"], config.what_a_resume_may_change()
+    if changed := [f"{key} {was.get(key)} -> {value}" for key, value in now.items() if was.get(key) != value]:
+        reporter.say(f"resume with changes since step-{found.step}: {', '.join(changed)}")
     return found
 
 

@@ -6,6 +6,8 @@ is what Hugging Face calls `hidden_states[id + 1]`, because `[0]` is the embeddi
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +16,18 @@ from torch import Tensor, nn
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
 
+SAMPLES, SAMPLE_BYTES = 256, 1 << 16
+"""How much of a file of weights is read to know it again: 16 MiB at most."""
+
 
 class Target:
     """Loaded once, on the main thread; afterwards only the target thread runs it."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, layer_ids: list[int], device: torch.device) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, layer_ids: list[int], device: torch.device,
+                 files: dict[str, str]) -> None:  # fmt: skip
         self.model, self.tokenizer, self.layer_ids, self.device = model, tokenizer, layer_ids, device
+        self.files = files
+        """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
         self._captured: dict[int, Tensor] = {}
         layers = _decoder_layers(model)
@@ -65,7 +73,21 @@ def load_target(config: TargetConfig, device: torch.device) -> Target:
         raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
     model.requires_grad_(False).eval().to(device)
     layer_ids = choose_layers(config, count=len(_decoder_layers(model)))
-    return Target(model, tokenizer, layer_ids=layer_ids, device=device)
+    return Target(model, tokenizer, layer_ids=layer_ids, device=device, files=file_digests(path))
+
+
+def file_digests(path: Path) -> dict[str, str]:
+    """A hash for the configuration and each file of weights in `path`: of its size and of samples all over it."""
+    digests = {}
+    for file in sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")]):
+        size = file.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with file.open("rb") as content:
+            for at in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                content.seek(at)
+                digest.update(content.read(SAMPLE_BYTES))
+        digests[file.name] = digest.hexdigest()
+    return digests
 
 
 def choose_layers(config: TargetConfig, *, count: int) -> list[int]:

@@ -28,7 +28,7 @@ from trainer.optim import learning_rate
 from trainer.pipeline import Channel, Crew
 from trainer.replica import MicroBatch
 from trainer.replicas import Replicas, prove_equal
-from trainer.setup import check_devices, find_resume, make_replicas, report_data
+from trainer.setup import check_devices, find_resume, make_replicas, report_data, what_must_stay
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_target
 
@@ -108,9 +108,7 @@ class Training:
         self.replicas = Replicas(self.count)
         self.channels: list[Channel[MicroBatch]] = [Channel(config.queue_depth) for _ in range(self.count)]
         self.members = make_replicas(config, target, shape)
-        self.must_keep = {
-            **config.what_a_resume_must_keep(), "shape": dataclasses.asdict(shape), "layer_ids": target.layer_ids,
-        }  # fmt: skip
+        self.must_keep = what_must_stay(config, target, rows, shape)
         self.steps_done = 0
         self.cursor = Cursor()
         self.last_checkpoint = "none"
@@ -239,7 +237,8 @@ class Training:
             weights=member.flat.named(member.flat.weights),
             optimizer=member.moments(),
             state={"cursor": dataclasses.asdict(self.cursor), "must_keep": self.must_keep,
-                   "config": self.config.model_dump(), "torch": torch.__version__},
+                   "may_change": self.config.what_a_resume_may_change(), "config": self.config.model_dump(),
+                   "torch": torch.__version__},
         ))  # fmt: skip
         checkpoint.prune(self.root, keep=self.config.keep_checkpoints)
         self.last_checkpoint = str(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.trainer.support import losses, records
 from trainer.checkpoint import WEIGHTS, steps_on_disk
@@ -111,8 +113,37 @@ def test_a_resume_that_could_not_be_exact_is_refused_by_name(train: Train, setti
     train({**settings, "steps": 1})
     changed = {**settings, **{key: {**settings[key], **value} if isinstance(value, dict) else value
                               for key, value in change.items()}}  # fmt: skip
-    with pytest.raises(ConfigError, match=f"step-1 was trained with another {named};"):
+    with pytest.raises(ConfigError, match=f"step-1: not the same {named} as then;"):
         train(changed)
+
+
+def test_other_data_or_another_target_under_the_same_path_is_refused_by_name(train: Train, settings: dict[str, Any],
+                                                                             tmp_path: Path) -> None:  # fmt: skip
+    data, target = tmp_path / "data.txt", tmp_path / "target"
+    text = Path(subprocess.__file__).read_text()
+    data.write_text(text)
+    shutil.copytree(settings["target"]["path"], target)
+    settings["data"]["paths"] = [str(data)]
+    settings["target"]["path"] = str(target)
+    train({**settings, "steps": 1})
+
+    data.write_text(text.replace("Popen", "nepoP", 1))
+    with pytest.raises(ConfigError, match="step-1: not the same rows of data as then; restore that"):
+        train(settings)
+    data.write_text(text)
+    weights = load_file(target / "model.safetensors")
+    weights["model.layers.2.self_attn.v_proj.weight"][0, 0] += 1
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"step-1: not the same model\.safetensors of the target as then;"):
+        train(settings)
+
+
+def test_a_resume_says_what_it_does_otherwise(train: Train, settings: dict[str, Any],
+                                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    train({**settings, "steps": 1})
+    assert "changes" not in capsys.readouterr().out
+    train({**settings, "steps": 2, "optimizer": {"lr": 0.001}})
+    assert "resume with changes since step-1: steps 1 -> 2, optimizer.lr 0.003 -> 0.001\n" in capsys.readouterr().out
 
 
 def test_starting_over_on_top_of_checkpoints_or_resuming_from_none_is_refused(train: Train, settings: dict[str, Any]
