@@ -1,7 +1,8 @@
 """The frozen target: any local Hugging Face causal language model, its captured layers, and its two ends.
 
 The target thread calls `features`; the drafters share `ends`. Layer `id` is captured by a hook on its *output*, which
-is what Hugging Face calls `hidden_states[id + 1]`, because `[0]` is the embedding.
+is what the servers capture too. Hugging Face calls it `hidden_states[id + 1]`, because `[0]` is the embedding; except
+for the last layer, whose entry there has gone through the final norm. That layer may be captured, before the norm.
 """
 
 from __future__ import annotations
@@ -156,6 +157,27 @@ def _decoder_layers(model: Any) -> nn.ModuleList:
     raise ConfigError(f"target.path: {type(model).__name__} has no list of {count} decoder layers to capture from")
 
 
+@torch.no_grad()
+def _see_that_nothing_scales(model: Any, embedding: nn.Embedding, head: nn.Linear) -> None:
+    """Look at a few tokens: every family has its own name for a factor that it applies in between, or none at all."""
+    entered: list[Tensor] = []
+    handle = _decoder_layers(model)[0].register_forward_pre_hook(
+        lambda _layer, args, options: entered.append(args[0] if args else options["hidden_states"]), with_kwargs=True
+    )
+    ids = torch.arange(8, device=head.weight.device)[None]
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    expected = head(model.base_model(input_ids=ids, use_cache=False)[0]).float()
+    handle.remove()
+    for what, found, plain in (("embedding", entered[0].float(), embedding(ids).float()), ("logits", logits, expected)):
+        factor = float((found * plain).sum() / plain.square().sum())
+        # Positions that are added to an embedding are no factor.
+        if abs(factor - 1) > 0.01 and (found - factor * plain).norm() < 0.01 * found.norm():
+            raise ConfigError(
+                f"target.path: {type(model).__name__} multiplies its {what} by {factor:.4g}, which neither the drafter"
+                " nor the servers do; choose another target"
+            )
+
+
 def _ends(model: Any) -> FrozenEnds:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     plain_head = isinstance(head, nn.Linear) and head.bias is None
@@ -164,4 +186,5 @@ def _ends(model: Any) -> FrozenEnds:
         raise ConfigError(f"target.path: {type(model).__name__} has no plain embedding and output head to share")
     if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
         raise ConfigError(f"target.path: {type(model).__name__} caps its logits, which the drafter's loss does not")
+    _see_that_nothing_scales(model, embedding, head)
     return FrozenEnds(embedding_VH=embedding.weight.detach(), head_VH=head.weight.detach())

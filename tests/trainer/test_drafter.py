@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from trainer.attention import DenseAttention
@@ -161,6 +163,55 @@ def test_captured_features_are_the_hidden_states_one_past_the_layer_id(target: T
     expected = torch.cat([states[layer_id + 1] for layer_id in target.layer_ids], dim=-1)
     assert target.layer_ids == [1, 2, 3]
     assert torch.equal(target.features(ids_BS), expected)
+
+
+def test_the_last_layer_is_captured_before_the_final_norm(tiny_target: Path) -> None:
+    target = load_target(TargetConfig(path=str(tiny_target), dtype="float32", layer_ids=[5]), torch.device("cpu"))
+    ids_BS = torch.randint(4, 400, (2, LENGTH), generator=generator_for(1))
+    with torch.no_grad():
+        normed = target.model(input_ids=ids_BS, output_hidden_states=True).hidden_states[6]
+        assert torch.equal(target.model.model.norm(target.features(ids_BS)), normed)
+    assert not torch.allclose(target.features(ids_BS), normed, atol=1e-2)
+
+
+SIZES = {
+    "vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def a_model(family: str, options: dict[str, Any], tiny_target: Path, directory: Path) -> TargetConfig:
+    shutil.copytree(tiny_target, directory)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **options)
+    model: Any = getattr(transformers, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}")
+    model(config).save_pretrained(directory)
+    return TargetConfig(path=str(directory), dtype="float32", layer_ids=[1])
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "refusal"),
+    [
+        ("Granite", {"embedding_multiplier": 12.0}, "multiplies its embedding by 12,"),
+        ("Granite", {"logits_scaling": 8.0}, "multiplies its logits by 0.125,"),
+        ("Cohere", {"logit_scale": 0.0625}, "multiplies its logits by 0.0625,"),
+        ("Gemma", {"head_dim": 16}, "no plain embedding|multiplies its embedding"),
+    ],
+)
+def test_a_target_that_scales_its_ends_is_refused(tiny_target: Path, tmp_path: Path, family: str,
+                                                  options: dict[str, Any], refusal: str) -> None:  # fmt: skip
+    config = a_model(family, options, tiny_target, tmp_path / "model")
+    with pytest.raises(ConfigError, match=refusal):
+        load_target(config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("Granite", {"residual_multiplier": 0.22}), ("Cohere", {"logit_scale": 1.0}), ("GPT2", {})],
+)
+def test_a_target_whose_ends_are_plain_is_accepted(tiny_target: Path, tmp_path: Path, family: str,
+                                                   options: dict[str, Any]) -> None:  # fmt: skip
+    target = load_target(a_model(family, options, tiny_target, tmp_path / "model"), torch.device("cpu"))
+    assert target.features(torch.arange(8)[None]).shape == (1, 8, 32)
 
 
 @pytest.mark.parametrize(
