@@ -79,12 +79,12 @@ def collect(source: Path | None) -> Bundle:
     if source is not None:
         if not source.is_dir():
             raise ConfigError(f"--source {source}: not a directory")
-        inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true"
+        inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true\n"
         names = git_files(source) if inside else plain_files(source)
         _refuse_big(source, names)
         files.update({f"project/{name}": source / name for name in names})
         if inside:
-            commit = _git(source, "rev-parse", "--verify", "-q", "HEAD")
+            commit = (_git(source, "rev-parse", "--verify", "-q", "HEAD") or "").strip() or None
             diff = (_git(source, "diff", "HEAD", "--", ".") or "")[:DIFF_BYTES] if commit else None
     return Bundle(
         files=files, entries=[_entry(name, path) for name, path in files.items()], commit=commit, diff=diff,
@@ -157,4 +157,4 @@ def _git(root: Path, *arguments: str) -> str | None:
         )
     except OSError:
         return None
-    return os.fsdecode(done.stdout).strip("\n") if done.returncode == 0 else None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None

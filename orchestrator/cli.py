@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from orchestrator import plan as planning
 from orchestrator.errors import SpecctlError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import load_inventory
@@ -108,11 +109,11 @@ def launch(
     watching, never the run.
     """
     with _errors(json), _fleet(ctx, inventory) as fleet:
-        request = launch_verb.Request(
+        request = planning.Request(
             target=target, config=config, command=ctx.meta.get(COMMAND, []), name=name, until=until.value,
             timeout_s=timeout, note=note, source=None if no_source else (source or Path.cwd()),
         )  # fmt: skip
-        planned = launch_verb.plan(request, fleet)
+        planned = planning.plan(request, fleet.inventory)
         if plan:
             print(as_json.text(as_json.of_plan(planned))) if json else show_launch.show_plan(_stdout(), planned)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,7 @@ class Fleet:
                 views[view.target.name] = view
             for several in grouped:
                 views.update({view.target.name: view for view in several.result()})
-        return [views[target.name] for target in targets]
+        return _each_run_once([views[target.name] for target in targets])
 
     def _ask(self, target: Target, request: dict[str, Any]) -> TargetView:
         try:
@@ -116,6 +117,19 @@ class Fleet:
             return _view(target, agent.checked(final))
         except SpecctlError as error:
             return TargetView(target=target, error=error)
+
+
+def _each_run_once(views: list[TargetView]) -> list[TargetView]:
+    """Two targets may be one place under two names; a run belongs to the one it was launched on, else to the first."""
+    seen: dict[str, str] = {}
+    for view in views:
+        for probe in view.runs:
+            if probe.nonce not in seen or probe.target == view.target.name:
+                seen[probe.nonce] = view.target.name
+    return [
+        dataclasses.replace(view, runs=[probe for probe in view.runs if seen[probe.nonce] == view.target.name])
+        for view in views
+    ]
 
 
 def _view(target: Target, frame: dict[str, Any]) -> TargetView:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from orchestrator.ladder import output_seen, rung
+from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import settled
 from orchestrator.model import ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
 
-__all__ = ["Limits", "age", "headline", "judge", "rung"]
+__all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
 # By number, since the laptop that judges need not number its signals as the container does.
 SIGNALS = {
@@ -86,7 +86,7 @@ class _Look:
         return Verdict(
             state=state, why=why, observed_at=self.now, step=self.step, tok_s=self.summary.tok_s,
             loss=self.summary.loss, last_progress_at=self.summary.step_at,
-            workers_alive=len(self.known) - len(self.gone), workers_total=len(self.known),
+            workers_alive=len(self.known) - len(self.gone) if self.alive else 0, workers_total=len(self.known),
             workers_gone=[worker.name for worker in self.gone], error=error,
         )  # fmt: skip
 
@@ -159,8 +159,7 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         return look.verdict("KILLED", f"{how}{memory}{step}{left}", error=_blame(look, None))
     if ending.code is None:
         return look.verdict("LOST", f"the record of its end says neither exit code nor signal{step}{left}")
-    beat = look.probe.heartbeat
-    if ending.code == 0 and beat is not None and beat.phase == "stopping":
+    if ending.code == 0 and look.phase == "stopping":
         return look.verdict("STOPPED", f"stopped by a signal that specctl did not send ({how}){step}{left}")
     if ending.code == 0:
         gone = _gone(look)
@@ -188,11 +187,8 @@ def _vanished(look: _Look) -> Verdict:
         memory = f"; {probe.oom_kills} killed for memory meanwhile" if probe.oom_kills else ""
         return look.verdict("NEVER_STARTED", f"its supervisor is gone and had started no program{memory}")
     if probe.supervisor_alive:
-        ended = probe.program_exit
-        how = ""
-        if ended is not None:
-            how = f" with {_signal(ended.signal) if ended.signal else f'exit code {ended.code}'}"
-        return look.verdict("STOPPING", f"the program ended{how} a moment ago; its exit record is being written")
+        # Not yet FAILED or SUCCEEDED: the end of its log, and of what outlived the program, is still being read.
+        return look.verdict("STOPPING", "no process is left; how it ended is being recorded")
     step = f"; last seen at step {look.step}" if look.step is not None else ""
     if probe.oom_kills:
         return look.verdict(

@@ -174,7 +174,7 @@ class Entry(Model):
     @field_validator("python")
     @classmethod
     def _python(cls, value: str | None) -> str | None:
-        relative = value is not None and "/" in value and not value.startswith(("/", "~/"))
+        relative = value is not None and "/" in value and not value.startswith("/")
         if value is not None and (not value or relative or value.startswith("-") or _CONTROL.search(value)):
             raise ValueError(f"needs the absolute path of a Python on the target, is {value!r}")
         return value

@@ -35,6 +35,24 @@ def rung(probe: Probe, verdict: Verdict) -> tuple[Rung, list[Evidence]]:
     return reached, evidence
 
 
+def missing(probe: Probe, verdict: Verdict) -> str:
+    """What the next rung wants, and was not seen."""
+    reached, _ = rung(probe, verdict)
+    following = [name for name in RUNGS[RUNGS.index(reached) + 1 :] if name != "gpu" or probe.gpus_declared]
+    step = "no step was printed"
+    if verdict.step is not None:
+        step = f"{', '.join(verdict.workers_gone)} died" if verdict.workers_gone else "not every worker has stepped"
+        step = "tok/s is 0" if probe.summary.tok_s == 0 else step
+    device = f"none of its processes holds one of the GPUs {probe.gpus_declared} open"
+    if probe.gpu_devices:
+        device = f"it holds {', '.join(probe.gpu_devices)} open, and its heartbeat names no memory there"
+    wants = {
+        "session": "no supervisor", "process": "no living process with the run's mark", "log": "no output yet",
+        "gpu": device, "step": step,
+    }  # fmt: skip
+    return wants.get(following[0], "nothing") if following else "nothing is missing"
+
+
 def _session(probe: Probe) -> str | None:
     if probe.supervisor_alive:
         return f"{probe.run_id}, supervisor alive"
@@ -73,6 +91,8 @@ def _gpu(probe: Probe) -> str | None:
     if not probe.gpu_devices:
         return None
     memory = sum(probe.heartbeat.gpu_memory_bytes.values()) if probe.heartbeat else 0
+    if probe.heartbeat and not memory:
+        return None  # it keeps a heartbeat, which names no memory yet: an open device alone is no work on it
     said = f", {memory / 2**30:.1f} GiB by its heartbeat" if memory else ""
     return f"holds {', '.join(probe.gpu_devices)}{said}"
 

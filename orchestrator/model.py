@@ -112,6 +112,15 @@ class RunPaths:
         return f"{self.root}/stop.json"
 
     @property
+    def stopper(self) -> str:
+        """Who carries the stop out, and how far it is."""
+        return f"{self.root}/stopper.json"
+
+    @property
+    def stop_lock(self) -> str:
+        return f"{self.root}/stop.lock"
+
+    @property
     def start_lock(self) -> str:
         return f"{self.root}/start.lock"
 
@@ -119,6 +128,11 @@ class RunPaths:
     def env(self) -> str:
         """Mode 0600, read once by the supervisor and then deleted: it may hold secrets."""
         return f"{self.root}/env"
+
+    @property
+    def config(self) -> str:
+        """The configuration as it was launched."""
+        return f"{self.root}/config.yaml"
 
     @property
     def code(self) -> str:
@@ -146,6 +160,8 @@ class RunSpec:
     owner: str
     bundle: str
     """Content hash of the deployed code; the agent verifies it before anything starts."""
+    trainer: bool = False
+    """The program is the trainer that was shipped: `{config}` in `argv` stands for its configuration's place."""
     env: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
     """Names only."""
@@ -327,9 +343,28 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRequest:
+    """Who asked to stop, when, and how patiently (stop.json)."""
+
     at: float
     by: str
     grace_s: float
+    now: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopperRecord:
+    """The process that carries out a stop, and how far it is (stopper.json)."""
+
+    pid: int
+    start_ticks: int
+    request_at: float
+    by: str
+    doing: str
+    """term, checkpoint (it waits for one), kill, done."""
+    signalled_at: float | None
+    """When it sent its first signal; an end before that is not its doing."""
+    alive_at: float
+    finished: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,10 +377,14 @@ class ExitRecord:
     never_started: str | None = None
     """Why the program never ran; `code` and `signal` are then None."""
     stopped: bool = False
-    """A stop was asked for before the end."""
+    """The end followed a signal that a stop had sent."""
     oom_kills: int = 0
     """How many kills for memory the container's cgroup counted during the attempt."""
     last_step: int | None = None
+    first_exception: str | None = None
+    """Type and first line of the first exception in the text; whether the run ended with it is for `health` to say."""
+    attempt: int = 1
+    nonce: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,6 +440,7 @@ class Probe:
     argv: list[str]
     exit: ExitRecord | None
     stop: StopRequest | None
+    """A stop that is being carried out right now."""
     same_boot: bool | None
     """Whether the container has been up since the attempt started; None when no start was recorded."""
     supervisor_alive: bool

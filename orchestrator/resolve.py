@@ -51,6 +51,8 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
     notes: list[str] = []
     launches = index.launches()
     wanted = query
+    if query is not None and query != LAST and not any(character.isalnum() for character in query):
+        raise NotFound(f"{query!r} is no part of a run id", hint="specctl status lists the runs there are")
     if query == LAST:
         known = [launch for launch in launches if launch.target in fleet.inventory.targets]
         if not known:
@@ -65,6 +67,11 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
                     raise view.error
                 if view.runs:
                     return Resolved(run=runs_of(view)[0], notes=notes)
+                if query == LAST:
+                    raise NotFound(
+                        f"@last is {wanted}, and {launch.target} has no such run: that launch never got as far",
+                        hint="name an older run, or launch again; specctl status lists the runs there are",
+                    )
                 break
     views = fleet.probe(list(fleet.inventory.targets.values()))
     runs = [run for view in views for run in runs_of(view)]

@@ -29,6 +29,7 @@ def recorder(command: str) -> Console:
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as home:
         os.environ["XDG_STATE_HOME"] = home
+        from orchestrator import plan as planning
         from orchestrator.fleet import Fleet
         from orchestrator.inventory import parse_inventory
         from orchestrator.render import launch as show_launch
@@ -36,31 +37,31 @@ def main(folder: Path) -> None:
         from orchestrator.verbs import launch, status, stop
 
         fleet = Fleet(parse_inventory(f"targets:\n  local: {{workdir: {home}/w}}\n"))
-        request = launch.Request(
+        request = planning.Request(
             target="local", config=Path("configs/smollm2-cpu.yaml"), command=[], source=Path.cwd(),
             note="first light",
         )  # fmt: skip
-        plan = launch.plan(request, fleet)
+        plan = planning.plan(request, fleet.inventory)
         picture = recorder(LAUNCH)
         with show_launch.Progress(picture, live=False) as progress:
             result = launch.run(plan, fleet, progress)
         show_launch.show_result(picture, result)
         save(picture, folder / "launch.svg", "specctl launch")
 
-        dying = launch.Request(
+        dying = planning.Request(
             target="local", config=None, command=["/usr/bin/python3", "one_thread_dies.py"],
             source=Path("tests/programs"),
         )  # fmt: skip
         picture = recorder("specctl launch local -- python one_thread_dies.py")
         with show_launch.Progress(picture, live=False) as progress:
-            dead = launch.run(launch.plan(dying, fleet), fleet, progress)
+            dead = launch.run(planning.plan(dying, fleet.inventory), fleet, progress)
         show_launch.show_result(picture, dead)
         save(picture, folder / "degraded.svg", "specctl launch: one of three workers dies")
 
-        failing = launch.Request(
+        failing = planning.Request(
             target="local", config=None, command=["sh", "-c", "echo saved; exit 3"], name="eval", source=None
         )
-        launch.run(launch.plan(failing, fleet), fleet, show_launch.Progress(Console(file=io.StringIO())))
+        launch.run(planning.plan(failing, fleet.inventory), fleet, show_launch.Progress(Console(file=io.StringIO())))
         picture = recorder("specctl status")
         show_status.show(picture, status.run(fleet, [], everything=False))
         save(picture, folder / "status.svg", "specctl status")

@@ -57,7 +57,7 @@ class Specctl:
         self.project.mkdir()
         self.inventory = self.home / "hosts.yaml"
         self.inventory.write_text(inventory or f"targets:\n  local: {{workdir: {self.workdir}}}\n")
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL")}
+        keep = {n: v for n, v in os.environ.items() if not n.startswith("SPECCTL") and n != "PYTHONUNBUFFERED"}
         self.environ = {
             **keep, "HOME": str(self.home), "XDG_STATE_HOME": str(self.home / "state"),
             "SPECCTL_INVENTORY": str(self.inventory), "NO_COLOR": "1", "COLUMNS": "160", **environ,
@@ -111,11 +111,16 @@ class Specctl:
                     continue
         return found
 
+    def kill(self, run_id: str) -> None:
+        """Ends the run's processes as the kernel would, with no word to specctl."""
+        while pids := self.processes(run_id):
+            for pid in pids:
+                _kill(pid)
+
     def close(self) -> None:
         """Ends whatever was started and removes the home."""
         for run in (self.workdir / "runs").glob("*"):
-            for pid in self.processes(run.name):
-                _kill(pid)
+            self.kill(run.name)
             try:
                 supervisor = json.loads((run / "supervisor.json").read_text())
                 command = Path(f"/proc/{supervisor['pid']}/cmdline").read_bytes()

@@ -55,6 +55,12 @@ def boot(agent: str, workdir: str, user: str) -> int:
         os.initgroups(user, who.pw_gid)
         os.setgid(who.pw_gid)
         os.setuid(who.pw_uid)
+    elif user:
+        import pwd
+
+        if pwd.getpwuid(os.geteuid()).pw_name != user:
+            return refuse("preflight", "only root can run as another user, and %r is asked for" % user,
+                          "log in as root or as that user, or drop `user:` in hosts.yaml")
     # A run that itself calls specctl must not lend its mark to the tmux server that its child run may start.
     for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
         del os.environ[name]

@@ -59,6 +59,41 @@ class JsonLines:
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._cut = False
 
-    def append(self, value: Any) -> None:
-        os.write(self._fd, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n")
+    def append(self, value: Any) -> bool:
+        """Whether the line was written whole. A full disk costs lines, never the writer, and never the line after."""
+        line = b"\n" * self._cut + json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"
+        try:
+            self._cut = os.write(self._fd, line) < len(line)
+        except OSError:
+            self._cut = True
+        return not self._cut
+
+
+class Reserved:
+    """Room on the disk, taken early, for one small file that must be written when the disk is full."""
+
+    BYTES = 4096
+
+    def __init__(self, path: str) -> None:
+        self.path, self._reserve = path, f"{path}.reserve"
+        write_whole(self._reserve, b" " * self.BYTES)
+
+    def create(self, value: Any) -> None:
+        """`create_json`, from the reserve if there is no other room. Raises `OSError` if even that fails."""
+        try:
+            create_json(self.path, value)
+        except OSError:
+            data = json.dumps(value, ensure_ascii=True).encode("ascii")
+            with open(self._reserve, "r+b") as file:
+                file.write(data[: self.BYTES - 1].ljust(self.BYTES - 1) + b"\n")
+                os.fsync(file.fileno())
+            try:
+                os.link(self._reserve, self.path)
+            except FileExistsError:
+                pass
+        try:
+            os.unlink(self._reserve)
+        except OSError:
+            pass

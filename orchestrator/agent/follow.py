@@ -64,6 +64,11 @@ class Follower:
             events += self.scanner.feed(data, now)
         return events
 
+    def finish(self, now: float) -> list[Event]:
+        """The rest, and what an end of the log makes certain: the open last line, an open traceback."""
+        events = self.advance(now, budget_bytes=1 << 62)
+        return events + self.scanner.finish(now)
+
     @property
     def behind(self) -> bool:
         """Whether there is more to read now."""

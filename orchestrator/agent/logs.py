@@ -17,9 +17,8 @@ from orchestrator.model import ForeignLog, Probe, to_json
 
 READ_BYTES = 1 << 20
 FRAME_BYTES = 256 << 10
-WHOLE_BYTES = 256 << 20
-"""Up to this size a log is read from its start even when only its last lines are wanted: then the count is exact."""
 TAIL_BYTES = 16 << 20
+"""The last lines of a log are looked for in its last so many bytes, and in all of it if that holds too few."""
 HEARTBEAT_S = 2.0
 POLL_S = 0.1
 LOOK_S = 0.5
@@ -49,11 +48,9 @@ class Section:
         self.search: Search | None = None
 
     def skip_to(self, offset: int, lines: int) -> None:
-        """Start in the middle, at the first line that begins at or after `offset`."""
-        window = os.pread(self.fd, READ_BYTES, offset)
-        self.offset = offset + window.find(b"\n") + 1
-        self.cleaner = Cleaner(base_offset=self.offset)
-        self.lines = lines
+        """Start in the middle: at `offset` a line begins, and `lines` lines stand before it."""
+        self.offset, self.lines = offset, lines
+        self.cleaner = Cleaner(base_offset=offset)
 
     def read(self) -> Iterator[Block]:
         """Cleaned blocks of what is there now and has not been read."""
@@ -100,8 +97,7 @@ class Reader:
     def run(self) -> None:
         self._open()
         held: deque[tuple[Section, Hit]] | None = deque(maxlen=self.last) if self.last is not None else None
-        for section in self.sections:
-            self._from_start(section)
+        for section in self._read_sections(held):
             for hit in self._initial(section):
                 self.matched += hit.match
                 if held is None:
@@ -119,8 +115,21 @@ class Reader:
         self.call.emit({
             "final": True, "probe": to_json(last), "matched": self.matched,
             "total": sum(section.lines for section in self.sections),
+            "last_byte_at": max((os.fstat(section.fd).st_mtime for section in self.sections), default=None),
             "foreign": [to_json(section.foreign) for section in self.sections if section.foreign],
         })  # fmt: skip
+
+    def _read_sections(self, held: deque[tuple[Section, Hit]] | None) -> Iterator[Section]:
+        """Each section, from where it is worth reading; again from its start when its end held too few lines."""
+        for section in self.sections:
+            start = section.offset
+            self._skip(section)
+            skipped = section.offset != start
+            yield section
+            if skipped and held is not None and len(held) < (self.last or 0):
+                section.skip_to(start, 0)
+                held.clear()
+                yield section
 
     # --- which files ------------------------------------------------------------------------------------------------
 
@@ -153,13 +162,15 @@ class Reader:
             else:
                 os.close(section.fd)  # the name now belongs to another file: not this run's
 
-    def _from_start(self, section: Section) -> None:
-        """For the last lines of a huge log, start near its end; the supervisor has counted what is skipped."""
-        size = os.fstat(section.fd).st_size
-        if self.last is None or self.pattern is not None or size - section.offset <= WHOLE_BYTES:
+    def _skip(self, section: Section) -> None:
+        """For the last lines of a large log, start near its end: the supervisor's index says at which line."""
+        if self.last is None or self.pattern is not None or section.foreign is not None:
             return
-        counted = self.seen.summary.lines if section.foreign is None else 0
-        section.skip_to(size - TAIL_BYTES, max(0, counted))
+        far_enough = os.fstat(section.fd).st_size - TAIL_BYTES
+        mark = records.last_mark(self.paths.index(self.seen.attempt), before=far_enough)
+        if mark is not None and mark[0] > section.offset:
+            # The header is a line of the file, and none of the run's.
+            section.skip_to(mark[0], mark[1] - 1)
 
     # --- what is there already --------------------------------------------------------------------------------------
 

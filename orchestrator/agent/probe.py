@@ -49,20 +49,20 @@ def select(call: Call, wanted: list[str] | None, ended_within_s: float | None, n
 
 
 def probe(call: Call, run_ids: list[str], now: float) -> list[Probe]:
-    """What is to be seen of these runs. One walk over /proc serves all that have not ended."""
+    """What is to be seen of these runs, in one walk over /proc."""
     found = []
-    open_runs: dict[str, int | None] = {}
+    supervisors: dict[str, int | None] = {}
     for run_id in run_ids:
         paths = call.paths.run(run_id)
         spec = records.spec(paths)
         if spec is None:
             continue  # a directory without a record: a start that has not begun, or never will
         found.append((paths, spec))
-        if records.exit_record(paths) is None:
-            record = records.supervisor(paths)
-            alive = record is not None and proc.same(record.pid, record.start_ticks) is not None
-            open_runs[spec[0].nonce] = record.pid if record and alive else None
-    trees = proc.trees(open_runs) if open_runs else {}
+        record = records.supervisor(paths)
+        alive = record is not None and proc.same(record.pid, record.start_ticks) is not None
+        supervisors[spec[0].nonce] = record.pid if record and alive else None
+    # Of ended runs too: what a run has left behind is to be seen.
+    trees = proc.trees(supervisors) if supervisors else {}
     boot, oom_kills = proc.boot_identity(), proc.oom_kills()
     return [_one(paths, *spec, trees=trees, boot=boot, oom_kills=oom_kills, now=now) for paths, spec in found]
 
@@ -73,21 +73,25 @@ def _one(
     # The exit record is read after the walk over /proc: a run that ends in between has ended, and is not lost.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
     attempt = supervisor.attempt if supervisor else 1
-    tree = trees.get(spec.nonce, []) if ended is None else []
+    tree = trees.get(spec.nonce, [])
+    if ended is not None:
+        tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
     supervisor_alive = bool(supervisor and proc.same(supervisor.pid, supervisor.start_ticks))
     program = None
     if supervisor and supervisor.program_pid is not None and ended is None:
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
         program = next((one for one in tree if one.pid == pid and one.start_ticks == ticks), None)
-    log = records.log_file(paths, spec.run_id, attempt, supervisor)
+    same_boot = supervisor.boot == boot if supervisor else None
+    log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
     logs = records.followed(paths, spec.nonce)
     if supervisor and ended is None and not supervisor_alive:
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
     return Probe(
         run_id=spec.run_id, attempt=attempt, nonce=spec.nonce, observed_at=now,
         created_at=float(record.get("created_at", 0.0)), target=spec.target, owner=spec.owner, note=spec.note,
-        argv=list(record.get("argv", spec.argv)), exit=ended, stop=records.stop_request(paths),
-        same_boot=supervisor.boot == boot if supervisor else None, supervisor_alive=supervisor_alive,
+        argv=list(record.get("argv", spec.argv)), exit=ended,
+        stop=records.stop_under_way(paths, now) if ended is None else None,
+        same_boot=same_boot, supervisor_alive=supervisor_alive,
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,

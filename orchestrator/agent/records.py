@@ -6,11 +6,12 @@ The identity of a log is decided here and nowhere else: line 1 carries this run'
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any, TypeVar
 
-from orchestrator.agent import files
+from orchestrator.agent import files, proc
 from orchestrator.model import (
     ExitRecord,
     FollowedLog,
@@ -18,6 +19,7 @@ from orchestrator.model import (
     LogFile,
     RunPaths,
     RunSpec,
+    StopperRecord,
     StopRequest,
     SupervisorRecord,
     from_json,
@@ -25,6 +27,9 @@ from orchestrator.model import (
 )
 
 T = TypeVar("T")
+
+STOP_BEGINS_S = 5.0
+"""How long a stop may take to begin, and its effect to be seen."""
 
 
 def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, started_at: float) -> bytes:
@@ -56,6 +61,27 @@ def exit_record(paths: RunPaths) -> ExitRecord | None:
 
 def stop_request(paths: RunPaths) -> StopRequest | None:
     return _load(StopRequest, paths.stop)
+
+
+def stopper(paths: RunPaths) -> StopperRecord | None:
+    return _load(StopperRecord, paths.stopper)
+
+
+def stop_under_way(paths: RunPaths, now: float) -> StopRequest | None:
+    """The stop that somebody is carrying out, or has only just asked for; one whose stopper died is none."""
+    request, worker = stop_request(paths), stopper(paths)
+    if request is None:
+        return None
+    working = worker is not None and proc.same(worker.pid, worker.start_ticks) is not None
+    return request if working or now - request.at < STOP_BEGINS_S else None
+
+
+def stopped(paths: RunPaths, ended_at: float) -> bool:
+    """Whether an end at that time was the doing of a stop: after its first signal, and not long after its last word."""
+    worker = stopper(paths)
+    if worker is None or worker.signalled_at is None:
+        return False
+    return worker.signalled_at <= ended_at <= worker.alive_at + STOP_BEGINS_S
 
 
 def _load(cls: type[T], path: str) -> T | None:
@@ -100,8 +126,28 @@ def write_followed(paths: RunPaths, nonce: str, attempt: int, logs: list[Followe
     files.write_json(paths.scan, {"nonce": nonce, "attempt": attempt, "logs": [to_json(log) for log in logs]})
 
 
-def log_file(paths: RunPaths, run_id: str, attempt: int, record: SupervisorRecord | None) -> LogFile:
-    """This attempt's log, and whether what stands under its name is what the supervisor opened."""
+def last_mark(index: str, *, before: int) -> tuple[int, int] | None:
+    """(offset, line number) of the last mark of an index up to the byte `before`; None without one."""
+    found = None
+    try:
+        with open(index, "rb") as file:
+            for line in file:
+                mark = json.loads(line)
+                if mark["offset"] > before:
+                    break
+                found = (int(mark["offset"]), int(mark["lines"]))
+    except (OSError, ValueError, KeyError):
+        pass
+    return found
+
+
+def log_file(
+    paths: RunPaths, run_id: str, attempt: int, record: SupervisorRecord | None, *, same_boot: bool
+) -> LogFile:
+    """This attempt's log, and whether what stands under its name is what the supervisor opened.
+
+    Device and inode numbers are a mount's own: after a restart of the container only the header can tell.
+    """
     path = paths.log(attempt)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -113,7 +159,7 @@ def log_file(paths: RunPaths, run_id: str, attempt: int, record: SupervisorRecor
     why = None
     if record is None:
         why = "no supervisor has recorded this log"
-    elif (stat.st_dev, stat.st_ino) != (record.log_device, record.log_inode):
+    elif same_boot and (stat.st_dev, stat.st_ino) != (record.log_device, record.log_inode):
         why = "the log was replaced by another file"
     elif stat.st_size < record.header_bytes:
         why = "the log was truncated"

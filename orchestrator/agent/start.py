@@ -32,7 +32,39 @@ def run(call: Call) -> None:
     if not is_run_id(spec.run_id):
         raise Refusal("bug", f"{spec.run_id!r} is not a run id")
     paths = call.paths.run(spec.run_id)
-    tmux, version = find_tmux()
+    os.makedirs(paths.root, exist_ok=True)
+    with open(paths.start_lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        adopted = _record(call, spec, paths)
+        if records.supervisor(paths) is None and records.exit_record(paths) is None:
+            why = call.request.get("refused") or _begin(call, spec, paths)
+            if why is not None:
+                ending = ExitRecord(at=time.time(), never_started=why, nonce=spec.nonce)
+                files.create_json(paths.exit, to_json(ending))
+    ended = records.exit_record(paths)
+    call.emit({
+        "final": True, "adopted": adopted, "root": paths.root, "log": paths.log(1), "session": spec.run_id,
+        "now": time.time(), "never_started": ended.never_started if ended else None,
+    })  # fmt: skip
+
+
+def _begin(call: Call, spec: RunSpec, paths: RunPaths) -> str | None:
+    """From the record to the session; why that could not be done, or None."""
+    try:
+        tmux, socket = find_tmux(), find_socket(call)
+        bundle = call.paths.bundle(spec.bundle)
+        put.verify(bundle, spec.bundle)
+        _lay_out(call, spec, paths, bundle)
+        _session(tmux, socket, spec, paths)
+    except Refusal as refusal:
+        return f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
+    except OSError as error:
+        return f"{error.filename or ''}: {os.strerror(error.errno or 0)}"
+    return None
+
+
+def find_socket(call: Call) -> str:
+    """Where the tmux server of this user and workdir listens; raises `Refusal` if no socket can be there."""
     socket = call.paths.tmux_socket(os.geteuid())
     if len(socket.encode()) > SOCKET_BYTES:
         raise Refusal(
@@ -41,72 +73,69 @@ def run(call: Call) -> None:
             f"{SOCKET_BYTES} are possible",
             "choose a shorter `workdir:` in hosts.yaml",
         )
-    bundle = call.paths.bundle(spec.bundle)
-    put.verify(bundle, spec.bundle)
-    os.makedirs(paths.root, exist_ok=True)
-    with open(paths.start_lock, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        adopted = _record(call, spec, paths, bundle, version)
-        if records.supervisor(paths) is None and records.exit_record(paths) is None:
-            try:
-                _session(tmux, socket, spec, paths)
-            except Exception as error:
-                why = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-                files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
-    ended = records.exit_record(paths)
-    call.emit({
-        "final": True, "adopted": adopted, "root": paths.root, "log": paths.log(1), "session": spec.run_id,
-        "socket": socket, "now": time.time(), "never_started": ended.never_started if ended else None,
-    })  # fmt: skip
+    return socket
 
 
-def find_tmux() -> tuple[str, str]:
-    """(path, version) of a tmux that is new enough; raises `Refusal`."""
+def find_tmux() -> str:
+    """A tmux that is new enough; raises `Refusal`."""
     tmux = system.which("tmux")
     if tmux is None:
         raise Refusal(
             "preflight", f"tmux not found (searched {system.search_path()})", "install it there: apt-get install tmux"
         )
-    text = subprocess.run([tmux, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False).stdout
+    text = tmux_version(tmux)
     number = re.search(r"(\d+)\.(\d+)", text)
     if number and (int(number[1]), int(number[2])) < OLDEST_TMUX:
-        raise Refusal("preflight", f"{text.strip()} is too old; specctl needs tmux 3.2 or newer")
-    return tmux, text.strip()
+        raise Refusal("preflight", f"{text} is too old there; specctl needs tmux 3.2 or newer")
+    return tmux
 
 
-def _record(call: Call, spec: RunSpec, paths: RunPaths, bundle: str, tmux_version: str) -> bool:
-    """Makes run.json and everything beside it, once. Returns whether they were there: this call then adopts."""
+def tmux_version(tmux: str | None) -> str:
+    if tmux is None:
+        return "none"
+    done = subprocess.run([tmux, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _record(call: Call, spec: RunSpec, paths: RunPaths) -> bool:
+    """Makes run.json, once. Returns whether it was there: this call then adopts what another has begun."""
     existing = files.read_json(paths.record)
     if existing is not None:
         if existing["spec"]["nonce"] != spec.nonce:
             raise Refusal("preflight", f"run id {spec.run_id} is taken by another launch", "launch again")
         return True
+    versions = {
+        "python": platform.python_version(), "tmux": tmux_version(system.which("tmux")), "kernel": platform.release(),
+        "specctl": spec.specctl_version,
+    }  # fmt: skip
+    files.create_json(
+        paths.record,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "spec": to_json(spec),
+            "argv": [word.replace("{config}", paths.config) for word in spec.argv] if spec.trainer else spec.argv,
+            "cwd": paths.code,
+            "created_at": time.time(),
+            "workdir": call.paths.workdir,
+            "versions": versions,
+        },
+    )
+    return False
+
+
+def _lay_out(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> None:
+    """The run's own copy of the code, its configuration, and the environment that its supervisor will read."""
     shutil.rmtree(paths.code, ignore_errors=True)
     project = os.path.join(bundle, "project")
     if os.path.isdir(project):
         shutil.copytree(project, paths.code, symlinks=True)
     else:
         os.makedirs(paths.code)
-    argv = list(spec.argv)
-    environ = _environ(call, spec, paths, bundle)
     if spec.config_text is not None:
-        config = os.path.join(paths.root, "config.yaml")
-        files.write_whole(config, spec.config_text.encode("utf-8"))
-        argv = [word.replace("{config}", config) for word in argv]
-    _write_environ(paths.env, environ)
-    files.create_json(
-        paths.record,
-        {
-            "schema_version": SCHEMA_VERSION,
-            "spec": to_json(spec),
-            "argv": argv,
-            "cwd": paths.code,
-            "created_at": time.time(),
-            "workdir": call.paths.workdir,
-            "versions": {"python": platform.python_version(), "tmux": tmux_version, "kernel": platform.release()},
-        },
-    )
-    return False
+        files.write_whole(paths.config, spec.config_text.encode("utf-8"))
+    environ = _environ(call, spec, paths, bundle)
+    items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
+    files.write_whole(paths.env, b"\0".join(items), mode=0o600)
 
 
 def _environ(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[str, str]:
@@ -129,11 +158,6 @@ def _environ(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[st
         SPECCTL_NONCE=spec.nonce,
     )  # fmt: skip
     return environ
-
-
-def _write_environ(path: str, environ: dict[str, str]) -> None:
-    items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
-    files.write_whole(path, b"\0".join(items), mode=0o600)
 
 
 def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:

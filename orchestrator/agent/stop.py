@@ -1,18 +1,22 @@
 """`stop`: TERM once, wait, KILL, look again. "Stopped" is said only when no process of the run is left.
 
-Frames on the way tell who is still there, so that the laptop shows what it waits for; the last one is what remains.
+The stop is carried out by a process of its own (`Stopper`), which needs neither the laptop nor the link: whoever asked
+only watches it, may leave, and may come back. A later request shortens the grace period of the one under way.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from orchestrator.agent import files, proc, records
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
-from orchestrator.model import ExitRecord, Process, RunPaths, StopRequest, to_json
+from orchestrator.model import ExitRecord, Process, RunPaths, StopperRecord, StopRequest, to_json
 
 KILL_S = 5.0
 """How long killed processes may take to vanish before they are reported as left."""
@@ -21,6 +25,9 @@ CHECKPOINT_S = 600.0
 """How much longer than the grace period a run may take while it says that it is writing a checkpoint."""
 LEFTOVER_GRACE_S = 5.0
 TELL_S = 1.0
+POLL_S = 0.05
+TRIES = 3
+"""Stoppers that are started by one call; the next is needed only if one is killed at its work."""
 
 
 def run(call: Call) -> None:
@@ -29,98 +36,187 @@ def run(call: Call) -> None:
     found = records.spec(paths)
     if found is None:
         raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
-    Stopper(call, paths, found[0].nonce).run()
+    nonce = found[0].nonce
+    request = StopRequest(
+        at=time.time(), by=str(call.request["by"]), grace_s=float(call.request["grace_s"]),
+        now=bool(call.request.get("now")),
+    )  # fmt: skip
+    if records.exit_record(paths) is None:
+        files.write_json(paths.stop, to_json(request), durable=True)
+    watch(call, paths, nonce, request)
     last = probe(call, [run_id], time.time())[0]
     call.emit({
-        "final": True, "probe": to_json(last),
-        "remaining": [to_json(process) for process in tree(paths, found[0].nonce)],
+        "final": True, "probe": to_json(last), "remaining": [to_json(process) for process in tree(paths, nonce)],
     })  # fmt: skip
 
 
+def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None:
+    """Sees to it that a stopper is at work, and tells what it waits for, until there is nothing more to wait for."""
+    started, told_at = 0, 0.0
+    while True:
+        left = tree(paths, nonce)
+        if not at_work(paths):
+            stopper = records.stopper(paths)
+            finished = stopper is not None and stopper.finished and stopper.request_at >= request.at
+            if (not left and records.exit_record(paths) is not None) or finished or started == TRIES:
+                return
+            started += 1
+            spawn(paths, nonce, request)
+        stopper = records.stopper(paths)
+        if left and stopper is not None and time.monotonic() - told_at >= TELL_S:
+            told_at = time.monotonic()
+            call.emit({
+                "doing": stopper.doing, "waited_s": max(0.0, time.time() - request.at),
+                "remaining": [to_json(process) for process in left],
+            })  # fmt: skip
+        time.sleep(POLL_S)
+
+
 def tree(paths: RunPaths, nonce: str) -> list[Process]:
+    """The run's living processes; whoever asks is none of them, even when a run stops itself."""
     record = records.supervisor(paths)
     alive = record is not None and proc.same(record.pid, record.start_ticks) is not None
-    return proc.tree(nonce, record.pid if record and alive else None)
+    found = proc.tree(nonce, record.pid if record and alive else None)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+@contextmanager
+def lock(paths: RunPaths) -> Iterator[bool]:
+    """Whether this process may be the run's stopper: one at a time."""
+    with open(paths.stop_lock, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def at_work(paths: RunPaths) -> bool:
+    with lock(paths) as free:
+        return not free
+
+
+def spawn(paths: RunPaths, nonce: str, request: StopRequest) -> None:
+    """Starts a stopper that outlives this process, its session and its terminal."""
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(ready)
+        with lock(paths) as mine:
+            os.close(done)
+            if mine:
+                Stopper(paths, nonce, request).run()
+        os._exit(0)
+    os.close(done)
+    os.waitpid(child, 0)
+    os.read(ready, 1)  # returns once the lock is taken, or could not be
+    os.close(ready)
 
 
 class Stopper:
-    """One stop of one run."""
+    """Carries out one stop of one run."""
 
-    def __init__(self, call: Call, paths: RunPaths, nonce: str) -> None:
-        self.call, self.paths, self.nonce = call, paths, nonce
+    def __init__(self, paths: RunPaths, nonce: str, request: StopRequest) -> None:
+        self.paths, self.nonce, self.request = paths, nonce, request
+        self.ended = records.exit_record(paths) is not None
         self.asked: set[tuple[int, int]] = set()
         """(pid, start time) of the processes that have had their TERM: a second one would cut a checkpoint short."""
-        self.told_at = 0.0
+        own = proc.stat(os.getpid())
+        self.pid, self.start_ticks = os.getpid(), own[0].start_ticks if own else 0
+        self.signalled_at: float | None = None
+        self.kill_at = time.monotonic() + self._grace_s(request)
 
     def run(self) -> None:
-        ended = records.exit_record(self.paths) is not None
-        grace_s = LEFTOVER_GRACE_S if ended else float(self.call.request["grace_s"])
-        if not ended:
-            request = StopRequest(at=time.time(), by=str(self.call.request["by"]), grace_s=grace_s)
-            files.write_json(self.paths.stop, to_json(request), durable=True)
-        if not self.call.request.get("now"):
-            self._ask(grace_s)
+        self._record("term")
+        if not self.request.now:
+            self._ask()
         self._kill()
-        if not ended:
+        if not self.ended:
             self._await_record()
+        self._record("done", finished=True)
 
-    def _ask(self, grace_s: float) -> None:
-        begun = time.monotonic()
+    def _grace_s(self, request: StopRequest) -> float:
+        if request.now:
+            return 0.0
+        return min(request.grace_s, LEFTOVER_GRACE_S) if self.ended else request.grace_s
+
+    def _heed(self) -> None:
+        """A later request may shorten the time that is left; it never lengthens it."""
+        latest = records.stop_request(self.paths)
+        if latest is not None and latest.at > self.request.at:
+            self.request = latest
+            self.kill_at = min(self.kill_at, time.monotonic() + self._grace_s(latest))
+
+    def _ask(self) -> None:
         while left := tree(self.paths, self.nonce):
             for process in left:
                 if (process.pid, process.start_ticks) not in self.asked:
                     self.asked.add((process.pid, process.start_ticks))
-                    send(process, signal.SIGTERM)
-            waited_s = time.monotonic() - begun
+                    self._signal(process, signal.SIGTERM)
+            self._heed()
             beat = records.heartbeat(self.paths, self.nonce)
-            writing = beat is not None and beat.checkpointing
-            if waited_s > grace_s + (CHECKPOINT_S if writing else 0.0):
+            writing = beat is not None and beat.checkpointing and not self.request.now
+            if time.monotonic() > self.kill_at + (CHECKPOINT_S if writing else 0.0):
                 return
-            self._tell(left, "checkpoint" if writing else "term", waited_s)
-            time.sleep(0.05)
+            self._record("checkpoint" if writing else "term")
+            time.sleep(POLL_S)
 
     def _kill(self) -> None:
-        begun = time.monotonic()
-        while left := tree(self.paths, self.nonce):
+        give_up_at = time.monotonic() + KILL_S
+        while (left := tree(self.paths, self.nonce)) and time.monotonic() < give_up_at:
             for process in left:
-                send(process, signal.SIGKILL)
-            waited_s = time.monotonic() - begun
-            if waited_s > KILL_S:
-                return
-            self._tell(left, "kill", waited_s)
-            time.sleep(0.05)
+                self._signal(process, signal.SIGKILL)
+            self._record("kill")
+            time.sleep(POLL_S)
 
     def _await_record(self) -> None:
         """The supervisor writes how the run ended; where there is none any more, this does."""
-        begun = time.monotonic()
+        give_up_at = time.monotonic() + RECORD_S
         while records.exit_record(self.paths) is None and not tree(self.paths, self.nonce):
             record = records.supervisor(self.paths)
-            gone = record is None or proc.same(record.pid, record.start_ticks) is None
-            if gone:
-                files.create_json(self.paths.exit, to_json(ExitRecord(at=time.time(), stopped=True)))
+            if record is None or proc.same(record.pid, record.start_ticks) is None:
+                ending = ExitRecord(at=time.time(), stopped=self.signalled_at is not None, attempt=1, nonce=self.nonce)
+                files.create_json(self.paths.exit, to_json(ending))
                 return
-            if time.monotonic() - begun > RECORD_S:
+            if time.monotonic() > give_up_at:
                 return
-            time.sleep(0.02)
+            time.sleep(POLL_S)
 
-    def _tell(self, left: list[Process], doing: str, waited_s: float) -> None:
-        if time.monotonic() - self.told_at >= TELL_S:
-            self.told_at = time.monotonic()
-            self.call.emit({
-                "doing": doing, "waited_s": waited_s, "remaining": [to_json(process) for process in left],
+    def _signal(self, process: Process, number: signal.Signals) -> None:
+        """Signals exactly this process: a pidfd, checked against the start time, cannot hit a newcomer with its pid."""
+        if self.signalled_at is None:
+            # On record before it is sent: the supervisor asks whether the end came after it.
+            self.signalled_at = time.time()
+            self._record(number.name[3:].lower())
+            files.JsonLines(self.paths.events).append({
+                "time": self.signalled_at, "source": "agent", "attempt": 1, "nonce": self.nonce, "event": "stopping",
+                "by": self.request.by, "grace_s": self.request.grace_s, "now": self.request.now,
             })  # fmt: skip
+        try:
+            fd = os.pidfd_open(process.pid)
+        except OSError:
+            return
+        try:
+            if proc.same(process.pid, process.start_ticks) is not None:
+                signal.pidfd_send_signal(fd, number)
+        except OSError:
+            pass  # it has ended meanwhile, or is not ours to signal: the next look tells
+        finally:
+            os.close(fd)
 
-
-def send(process: Process, number: signal.Signals) -> None:
-    """Signals exactly this process: a pidfd, checked against the start time, cannot hit a newcomer with its pid."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return
-    try:
-        if proc.same(process.pid, process.start_ticks) is not None:
-            signal.pidfd_send_signal(fd, number)
-    except OSError:
-        pass  # it has ended meanwhile, or is not ours to signal: the next look tells
-    finally:
-        os.close(fd)
+    def _record(self, doing: str, *, finished: bool = False) -> None:
+        record = StopperRecord(
+            pid=self.pid, start_ticks=self.start_ticks, request_at=self.request.at, by=self.request.by, doing=doing,
+            signalled_at=self.signalled_at, alive_at=time.time(), finished=finished,
+        )  # fmt: skip
+        try:
+            files.write_json(self.paths.stopper, to_json(record))
+        except OSError:
+            pass  # a full disk must not keep a run from being stopped

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import math
 import os
 import select
 import signal
@@ -18,8 +17,8 @@ import time
 from typing import Any
 
 from orchestrator.agent import files, foreign, proc, records
-from orchestrator.agent.follow import Follower
-from orchestrator.logscan import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
+from orchestrator.agent.follow import Follower, merge
+from orchestrator.agent.journal import Journal
 from orchestrator.model import ExitRecord, Process, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,11 +40,15 @@ def main(run_root: str) -> int:
         signal.signal(getattr(signal, name), lambda number, frame: None)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        return Supervisor(paths, found[0], found[1]).run()
+        supervisor = Supervisor(paths, found[0], found[1])
+        program = supervisor.start()
     except OSError as error:
         why = f"the supervisor failed: {error.filename or ''}: {os.strerror(error.errno or 0)}"
-        files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
+        files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why, nonce=found[0].nonce)))
         return 1
+    if program is not None:
+        supervisor.see_through(program)
+    return 0
 
 
 class Supervisor:
@@ -56,19 +59,24 @@ class Supervisor:
         self.argv: list[str] = record["argv"]
         self.cwd: str = record["cwd"]
         self.attempt = 1
-        self.events = files.JsonLines(paths.events)
-        self.metrics = files.JsonLines(paths.metrics)
+        self.journal = Journal(paths, attempt=self.attempt, nonce=spec.nonce)
         self.index = files.JsonLines(paths.index(self.attempt))
         self.followers: list[Follower] = []
         self.known_logs: set[tuple[int, int]] = set()
         self.orphan_codes: list[int] = []
+        self.look_at = self.written_at = 0.0
+        self.written_to = 0
         self.echo_from = 0
         os.set_blocking(1, False)  # a terminal that nobody drains must never hold up the records
         self.indexed = (0, time.time())
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
-    def run(self) -> int:
+    def start(self) -> subprocess.Popen[bytes] | None:
+        """Opens the log and spawns the program; None, and a record that says why, if it cannot be run.
+
+        Raises `OSError` when something else fails; nothing has been started then.
+        """
         environ = self._take_environment()
         boot = proc.boot_identity()
         started_at = time.time()
@@ -87,28 +95,39 @@ class Supervisor:
             boot=boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
             header_bytes=len(header), oom_kills=proc.oom_kills(),
         )  # fmt: skip
-        self._save_record()
+        files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
         self.before = foreign.snapshot(self.cwd, self.argv, environ)
         self.followers.append(Follower(self.paths.log(self.attempt), patterns=self.spec.patterns))
+        self.ending = files.Reserved(self.paths.exit)
         try:
             program = subprocess.Popen(
                 self.argv, cwd=self.cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log_fd, stderr=log_fd,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return self._never_started(error, environ)
+            self._never_started(error, environ)
+            return None
         os.close(log_fd)
         spawned = proc.stat(program.pid)
         self.record = dataclasses.replace(
             self.record, program_pid=program.pid, program_start_ticks=spawned[0].start_ticks if spawned else None
         )
         self._save_record()
-        self._event("started", pid=program.pid, argv=self.argv)
+        self.journal.event("started", pid=program.pid, argv=self.argv)
+        return program
+
+    def see_through(self, program: subprocess.Popen[bytes]) -> None:
+        """Follows the run to its end and records it. From here on no error of a file may end the supervisor: what it
+        cannot write now it writes later, and the end it writes in any case."""
         ending = self._watch(program)
-        files.create_json(self.paths.exit, to_json(ending))
-        self._event("ended", **to_json(ending))
+        while True:
+            try:
+                self.ending.create(to_json(ending))
+                break
+            except OSError:
+                time.sleep(1.0)
+        self.journal.event("ended", **to_json(ending))
         self._echo(b"\nspecctl: the run has ended; this window closes with the session.\n")
-        return 0
 
     def _take_environment(self) -> dict[str, str]:
         """The program's environment, from a file that only this user could read and that is gone afterwards."""
@@ -122,7 +141,7 @@ class Supervisor:
                 environ[os.fsdecode(name)] = os.fsdecode(value)
         return environ
 
-    def _never_started(self, error: OSError, environ: dict[str, str]) -> int:
+    def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
         program = self.argv[0]
         why = f"{program}: {os.strerror(error.errno or 0)}"
         if error.filename == self.cwd:
@@ -131,10 +150,9 @@ class Supervisor:
             why = f"{program}: not found (searched {environ.get('PATH', '')})"
         elif isinstance(error, FileNotFoundError) and os.path.exists(program):
             why = f"{program}: its interpreter (the #! line) does not exist"
-        files.create_json(self.paths.exit, to_json(ExitRecord(at=time.time(), never_started=why)))
-        self._event("ended", never_started=why)
+        self.ending.create(to_json(ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)))
+        self.journal.event("ended", never_started=why)
         self._write_scan()
-        return 1
 
     def _watch(self, program: subprocess.Popen[bytes]) -> ExitRecord:
         """Follows the run until nothing of it is left, and says how it ended."""
@@ -144,39 +162,44 @@ class Supervisor:
             waiter.register(os.pidfd_open(program.pid), select.POLLIN)
         except OSError:  # a kernel or sandbox without pidfds: the timeouts below do the same, a little later
             pass
-        next_look, written_at, read_to = 0.0, 0.0, 0
         while True:
             quick = time.monotonic() - begun < QUICK_S
             behind = any(follower.behind for follower in self.followers)
             ended = self.record.program_exit is not None
             if not behind:
                 time.sleep(0.02 if quick else 0.1) if ended else waiter.poll(20 if quick else 250)
-            now = time.time()
-            self._reap(program, now)
-            if time.monotonic() >= next_look:
-                self._find_logs(proc.descendants(os.getpid(), self.spec.nonce))
-                next_look = time.monotonic() + (0.02 if quick else 2.0)
-            events = [event for follower in self.followers for event in follower.advance(now)]
-            self._record_events(events, now)
-            grown = self.followers[0].offset != read_to
-            if events or ((behind or grown) and time.monotonic() - written_at > 0.5):
-                read_to = self.followers[0].offset
-                self._write_scan()
-                written_at = time.monotonic()
-            self._mark_index(now)
-            self._echo_log()
+            self._reap(program, time.time())
+            try:
+                self._read_on(time.time(), quick=quick)
+            except OSError:  # the records, not the run, are what fails: the next round tries again
+                time.sleep(0.1)
             if ended and not proc.descendants(os.getpid(), self.spec.nonce):
                 if not proc.tree(self.spec.nonce, os.getpid()):
                     break
                 time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
-        while any(follower.behind for follower in self.followers):
-            self._record_events([e for follower in self.followers for e in follower.advance(time.time())], time.time())
         now = time.time()
-        self._record_events([event for follower in self.followers for event in follower.scanner.finish(now)], now)
-        self._write_scan()
-        self._mark_index(now, force=True)
-        self._echo_log()
+        try:
+            self.journal.write([event for follower in self.followers for event in follower.finish(now)], now)
+            self._write_scan()
+            self._mark_index(now, force=True)
+            self._echo_log()
+        except OSError:
+            pass
         return self._ending(now)
+
+    def _read_on(self, now: float, *, quick: bool) -> None:
+        """One round: logs that have appeared, what has been written since the last round, and the records of it."""
+        if time.monotonic() >= self.look_at:
+            self.look_at = time.monotonic() + (0.02 if quick else 2.0)
+            self._find_logs(proc.descendants(os.getpid(), self.spec.nonce))
+        events = [event for follower in self.followers for event in follower.advance(now)]
+        self.journal.write(events, now)
+        read_to = sum(follower.offset for follower in self.followers)
+        if events or (read_to != self.written_to and time.monotonic() - self.written_at > 0.5):
+            self._write_scan()
+            self.written_to, self.written_at = read_to, time.monotonic()
+        self._mark_index(now)
+        self._echo_log()
 
     def _reap(self, program: subprocess.Popen[bytes], now: float) -> None:
         """Collects every child that has ended: the program, and the orphans the supervisor inherited."""
@@ -200,7 +223,7 @@ class Supervisor:
                 ),
             )  # fmt: skip
             self._save_record()
-            self._event("program_ended", code=code)
+            self.journal.event("program_ended", code=code)
 
     def _ending(self, now: float) -> ExitRecord:
         """The program's own ending; if it left well and others lived on, the first of those that ended badly."""
@@ -210,23 +233,22 @@ class Supervisor:
         if code == 0:
             bad = next((orphan for orphan in self.orphan_codes if orphan != 0), 0)
             code, number = (bad, None) if bad >= 0 else (None, -bad)
-        steps = [follower.scanner.summary().step for follower in self.followers]
+        summary = merge(follower.followed() for follower in self.followers)
+        first = summary.findings[0] if summary.findings else None
         return ExitRecord(
-            at=now, code=code, signal=number, stopped=records.stop_request(self.paths) is not None,
-            oom_kills=max(0, proc.oom_kills() - self.record.oom_kills),
-            last_step=max((step for step in steps if step is not None), default=None),
+            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended.at),
+            oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
+            first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
+            attempt=self.attempt, nonce=self.spec.nonce,
         )  # fmt: skip
 
     # --- what is written --------------------------------------------------------------------------------------------
 
     def _save_record(self) -> None:
-        files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
-
-    def _event(self, event: str, **fields: Any) -> None:
-        self.events.append({
-            "time": time.time(), "source": "supervisor", "attempt": self.attempt, "nonce": self.spec.nonce,
-            "event": event, **fields,
-        })  # fmt: skip
+        try:
+            files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
+        except OSError:
+            pass  # a full disk: the processes and the log still tell
 
     def _find_logs(self, tree: list[Process]) -> None:
         for log in foreign.find(
@@ -236,36 +258,8 @@ class Supervisor:
                 self.followers.append(Follower(log.path, foreign=log, patterns=self.spec.patterns))
             except OSError:
                 continue
-            self._event("log_found", **to_json(log))
+            self.journal.event("log_found", **to_json(log))
             self._write_scan()
-
-    def _record_events(self, events: list[Event], now: float) -> None:
-        if not events:
-            return
-        # A trainer that keeps its heartbeat writes its own metrics; every other program's are read from its lines.
-        own_metrics = records.heartbeat(self.paths, self.spec.nonce) is not None
-        for event in events:
-            if isinstance(event, StepEvent):
-                if not own_metrics:
-                    row = {
-                        name: value if value is None or math.isfinite(value) else None
-                        for name, value in (
-                            ("loss", event.loss), ("tok_s", event.tok_s), ("lr", event.lr),
-                            ("grad_norm", event.grad_norm),
-                        )
-                    }  # fmt: skip
-                    self.metrics.append({
-                        "time": now, "source": "log", "attempt": self.attempt, "nonce": self.spec.nonce,
-                        "step": event.step, "worker": event.worker, **row,
-                    })  # fmt: skip
-            elif isinstance(event, PhaseEvent):
-                self._event("phase", phase=event.phase, fields=dict(event.fields))
-            elif isinstance(event, WorkerUp):
-                self._event("worker_up", worker=event.name)
-            elif isinstance(event, WorkerDown):
-                self._event("worker_down", worker=event.name)
-            elif isinstance(event, FindingEvent):
-                self._event("exception", **to_json(event.finding))
 
     def _write_scan(self) -> None:
         logs = [follower.followed() for follower in self.followers]
@@ -276,7 +270,9 @@ class Supervisor:
         grown = own.offset - self.indexed[0]
         if grown and (force or grown >= INDEX_BYTES or now - self.indexed[1] >= INDEX_S):
             summary = own.scanner.summary()
-            self.index.append({"time": now, "offset": summary.offset, "lines": summary.lines, "dirty": own.dirty})
+            # `lines` lines stand before the byte `offset`, at which one begins.
+            offset = summary.scan.decided_offset
+            self.index.append({"time": now, "offset": offset, "lines": summary.lines, "dirty": own.dirty})
             own.dirty = False
             self.indexed = (own.offset, now)
 

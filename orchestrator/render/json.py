@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
+from orchestrator.plan import Plan
 from orchestrator.resolve import Run
 from orchestrator.verbs import launch, logs, status, stop
 
@@ -31,7 +32,7 @@ def of_finding(finding: Finding | None) -> dict[str, Any] | None:
     return None if finding is None else to_json(finding)
 
 
-def of_plan(plan: launch.Plan) -> dict[str, Any]:
+def of_plan(plan: Plan) -> dict[str, Any]:
     spec = plan.spec
     return _envelope(
         None, plan=True, run_id=spec.run_id, target=plan.target.name, place=plan.target.place,
@@ -60,12 +61,13 @@ def of_run(run: Run) -> dict[str, Any]:
     verdict, probe = run.verdict, run.probe
     gone = set(verdict.workers_gone)
     age_s = None if verdict.last_progress_at is None else max(0.0, verdict.observed_at - verdict.last_progress_at)
+    alive = "ALIVE" if verdict.live else "ENDED"
     return {
         "run_id": run.run_id, "target": run.target.name, "attempt": probe.attempt, "owner": probe.owner,
         "state": verdict.state, "why": verdict.why, "step": verdict.step, "tok_s": verdict.tok_s,
         "loss": verdict.loss, "last_progress_age_s": age_s, "observed_at": verdict.observed_at,
         "workers": [
-            {"name": worker.name, "state": "GONE" if worker.name in gone else "ALIVE", "step": worker.step}
+            {"name": worker.name, "state": "GONE" if worker.name in gone else alive, "step": worker.step}
             for worker in probe.summary.workers
         ],
         "error": of_finding(verdict.error), "log": probe.log.path, "note": probe.note,

@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.status import Status
 
 from orchestrator.model import Evidence, Rung
+from orchestrator.plan import Plan
 from orchestrator.render.text import colour, headline, size
-from orchestrator.verbs.launch import Plan, Result
+from orchestrator.verbs.launch import Result
 
 
 class Progress:
@@ -70,7 +71,7 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
     word = "verified" if result.verified else "NOT VERIFIED"
     console.print(
         f"[{colour(state)}]{state}[/]  [bold]{spec.run_id}[/] on {escape(result.plan.target.name)} — {word}: reached "
-        f"[bold]{result.rung}[/]" + (f", wanted {result.plan.until}" if not result.verified else ""),
+        f"[bold]{result.rung}[/]" + (f", wanted {result.plan.until}" if result.rung != result.plan.until else ""),
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     if result.verified and verdict:

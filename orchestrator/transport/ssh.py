@@ -307,8 +307,12 @@ class _SshStream(Stream):
             threading.Thread(target=self._close_channel, args=(channel,), daemon=True).start()
 
     def _close_channel(self, channel: paramiko.Channel) -> None:
-        channel.close()
-        self._release()
+        try:
+            channel.close()
+        except (OSError, EOFError, SSHException):
+            pass  # the connection has gone first, and its channels with it
+        finally:
+            self._release()
 
     def _release(self) -> None:
         with self._lock:

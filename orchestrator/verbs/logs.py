@@ -56,6 +56,7 @@ class Logs:
     total: int = 0
     foreign: list[dict[str, Any]] = field(default_factory=list)
     verdict: Verdict | None = None
+    last_byte_at: float | None = None
 
 
 @contextmanager
@@ -80,6 +81,7 @@ def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
                 if frame.get("final"):
                     logs.matched, logs.total = frame["matched"], frame["total"]
                     logs.foreign = frame["foreign"]
+                    logs.last_byte_at = frame["last_byte_at"]
                     logs.probe = from_json(Probe, frame["probe"])
                     logs.verdict = health.judge(logs.probe)
                     return

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.errors import NotFound
 from orchestrator.fleet import Fleet, TargetView
-from orchestrator.resolve import LAST, Run, resolve, runs_of
+from orchestrator.resolve import Run, resolve, runs_of
 
 RECENT_S = 24 * 3600.0
 
@@ -37,8 +36,6 @@ def run(fleet: Fleet, words: list[str], *, everything: bool) -> Result:
         views = fleet.probe(targets, ended_within_s=None if everything else RECENT_S, gpus=True)
         runs = [run for view in views for run in runs_of(view)]
     for word in wanted:
-        if word != LAST and not any(character.isalnum() for character in word):
-            raise NotFound(f"{word!r} is neither a target nor a run")
         found = resolve(fleet, word)
         notes += found.notes
         if found.run.run_id not in {run.run_id for run in runs}:

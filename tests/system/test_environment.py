@@ -34,9 +34,10 @@ def test_requirements_are_installed_once_in_an_environment_named_by_them(specctl
 
 def test_a_requirement_that_cannot_be_had_stops_the_launch_with_pips_own_words(specctl: Specctl) -> None:
     (specctl.project / "run.yaml").write_text("requirements: ['/nowhere/to/be/found']\n")
-    done = specctl("launch", "local", "--config", "run.yaml", "--", "true")
-    assert done.code == 1 and "/nowhere/to/be/found" in done.err
-    assert not (specctl.workdir / "runs").exists()
+    done = specctl.launch("--config", "run.yaml", "--", "true")
+    assert done.code == 1 and done.json["state"] == "NEVER_STARTED"
+    assert "/nowhere/to/be/found" in done.json["error"]["message"]
+    assert specctl.status("@last")["state"] == "NEVER_STARTED", "a failed start leaves a record that says why"
 
 
 def test_patterns_teach_another_way_to_print_steps(specctl: Specctl) -> None:

@@ -165,8 +165,9 @@ def test_a_bundle_that_was_tampered_with_is_not_run(specctl: Specctl) -> None:
     assert specctl.launch("--", PYTHON, "main.py").code == 0
     [bundle] = (specctl.workdir / "bundles").iterdir()
     (bundle / "project" / "main.py").write_text("print('step=1 tok/s=1 somebody else was here')")
-    done = specctl("launch", "local", "--", PYTHON, "main.py")
-    assert done.code == 1 and "have been changed on the target" in done.err
+    done = specctl.launch("--", PYTHON, "main.py")
+    assert done.code == 1 and done.json["state"] == "NEVER_STARTED"
+    assert "have been changed on the target" in done.json["error"]["message"]
 
 
 def test_big_files_are_refused_by_name(specctl: Specctl) -> None:
@@ -211,3 +212,41 @@ print("step=1 tok/s=1")
     run_id = specctl.launch("--", PYTHON, "-c", program).json["run_id"]
     shown = specctl("logs", run_id, "--grep", "^SIG").out.splitlines()
     assert len(shown) == 4 and all(line.endswith("False set()") for line in shown), shown
+
+
+def test_output_reaches_the_log_while_the_program_lives_without_a_flush(specctl: Specctl) -> None:
+    program = "import time\nprint('not flushed by anybody')\ntime.sleep(1000)"
+    run_id = specctl.launch("--until", "process", "--", PYTHON, "-c", program).json["run_id"]
+    log = specctl.run_dir(run_id) / f"{run_id}.a1.log"
+    poll_until(lambda: "not flushed by anybody" in log.read_text())
+
+
+def test_until_process_is_not_deceived_by_a_program_that_is_about_to_die(specctl: Specctl) -> None:
+    done = specctl.launch("--until", "process", "--", PYTHON, specctl.program("dies_at_import.py"))
+    assert done.code == 1 and done.json["state"] == "FAILED"
+
+
+def test_after_a_launch_that_never_got_far_last_is_not_the_run_before(specctl: Specctl) -> None:
+    assert specctl.launch("--", "sh", "-c", "echo the old run; echo step=1 tok/s=1").code == 0
+    specctl.inventory.write_text("targets:\n  local: {workdir: /proc/nowhere}\n")
+    assert specctl("launch", "local", "--", "true").code == 1
+    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}}}\n")
+    for words in (("logs", "@last"), ("status", "@last"), ("stop", "@last")):
+        done = specctl(*words)
+        assert done.code == 4 and "the old run" not in done.out, words
+
+
+def test_a_missing_gpu_is_the_reason_that_is_given(specctl: Specctl) -> None:
+    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}, gpus: [0]}}\n")
+    done = specctl.launch("--timeout", "3", "--", PYTHON, specctl.program("steps.py"))
+    assert done.code == 1 and done.json["rung"] == "log"
+    assert "GPUs [0]" in done.json["error"]["message"]
+
+
+def test_a_run_on_a_place_with_two_names_is_listed_once(specctl: Specctl) -> None:
+    here = f"{{workdir: {specctl.workdir}}}"
+    specctl.inventory.write_text(f"targets:\n  first: {here}\n  second: {here}\n")
+    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py"), target="second").json["run_id"]
+    rows = specctl("status", "--json").json["runs"]
+    assert [(row["run_id"], row["target"]) for row in rows] == [(run_id, "second")]
+    assert specctl("stop", "steps").code == 0

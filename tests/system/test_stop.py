@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from tests.driver import Specctl, poll_until
 
@@ -88,8 +90,7 @@ def test_a_run_outlives_its_supervisor_and_its_steps_are_still_seen(specctl: Spe
 
 def test_a_killed_program_is_killed_and_not_stopped(specctl: Specctl) -> None:
     run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
-    for pid in specctl.processes(run_id):
-        os.kill(pid, signal.SIGKILL)
+    specctl.kill(run_id)
     row = poll_until(lambda: (found := specctl.status(run_id))["state"] == "KILLED" and found)
     assert "SIGKILL" in row["why"]
 
@@ -98,8 +99,100 @@ def test_supervisor_and_program_both_gone_without_a_record_is_lost(specctl: Spec
     run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
     supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())
     os.kill(supervisor["pid"], signal.SIGKILL)
-    for pid in specctl.processes(run_id):
-        os.kill(pid, signal.SIGKILL)
+    specctl.kill(run_id)
     poll_until(lambda: not specctl.processes(run_id))
     done = specctl("status", run_id)
     assert done.code == 1 and "LOST" in done.out
+
+
+def test_a_stop_goes_on_when_whoever_asked_for_it_has_gone(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", "bash", specctl.program("stubborn.sh")).json["run_id"]
+    asking = specctl.start("stop", run_id, "--grace", "2")
+    assert asking.stderr is not None and "waiting" in asking.stderr.readline()
+    asking.send_signal(signal.SIGINT)
+    _, err = asking.communicate(timeout=30)
+    assert asking.returncode == 130 and "goes on" in err
+    row = poll_until(lambda: (found := specctl.status(run_id))["state"] == "STOPPED" and found)
+    assert specctl.processes(run_id) == [] and "SIGKILL" in row["why"]
+
+
+def test_an_impatient_second_stop_shortens_the_first(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", "bash", specctl.program("stubborn.sh")).json["run_id"]
+    patient = specctl.start("stop", run_id, "--grace", "600")
+    assert patient.stderr is not None and "waiting" in patient.stderr.readline()
+    assert specctl("stop", run_id, "--now").code == 0
+    patient.communicate(timeout=30)
+    assert patient.returncode == 0 and specctl.processes(run_id) == []
+
+
+def broken_off(specctl: Specctl, run_id: str) -> dict[str, Any]:
+    """A stop whose asker has left and whose stopper is then killed at its work; returns the stopper's record."""
+    asking = specctl.start("stop", run_id, "--grace", "600")
+    assert asking.stderr is not None and "waiting" in asking.stderr.readline()
+    path = specctl.run_dir(run_id) / "stopper.json"
+    poll_until(lambda: json.loads(path.read_text())["signalled_at"])
+    asking.send_signal(signal.SIGINT)
+    asking.communicate(timeout=30)
+    stopper = dict(json.loads(path.read_text()))
+    os.kill(stopper["pid"], signal.SIGKILL)
+    poll_until(lambda: not Path(f"/proc/{stopper['pid']}").exists())
+    return stopper
+
+
+def test_a_run_whose_stop_was_broken_off_runs_and_can_be_stopped_again(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", "bash", specctl.program("stubborn.sh")).json["run_id"]
+    broken_off(specctl, run_id)
+    poll_until(lambda: specctl.status(run_id)["state"] == "RUNNING")
+    assert specctl("stop", run_id, "--grace", "0.2").code == 0
+    assert specctl.processes(run_id) == [] and specctl.status(run_id)["state"] == "STOPPED"
+
+
+def test_an_end_of_its_own_long_after_a_broken_off_stop_is_not_called_stopped(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", "bash", specctl.program("stubborn.sh")).json["run_id"]
+    stopper = broken_off(specctl, run_id)
+    aged = {**stopper, "alive_at": stopper["alive_at"] - 3600, "signalled_at": stopper["signalled_at"] - 3600}
+    (specctl.run_dir(run_id) / "stopper.json").write_text(json.dumps(aged))
+    specctl.kill(run_id)
+    poll_until(lambda: specctl.status(run_id)["state"] == "KILLED")
+
+
+def test_a_checkpoint_under_way_outlasts_the_grace_period(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("checkpoints.py")).json["run_id"]
+    done = specctl("stop", run_id, "--grace", "0.3", "--json")
+    assert done.code == 0 and done.json["state"] == "STOPPED"
+    assert (specctl.run_dir(run_id) / "saved").exists(), "it was killed while it was writing"
+    assert "checkpoint" in done.err
+
+
+def test_stopping_is_an_event_that_says_who_and_how(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
+    assert specctl("stop", run_id, "--grace", "7").code == 0
+    lines = (specctl.run_dir(run_id) / "events.jsonl").read_text().splitlines()
+    events = {event["event"]: event for event in map(json.loads, lines)}
+    assert events["stopping"]["grace_s"] == 7 and "@" in events["stopping"]["by"]
+    assert events["ended"]["stopped"] is True and events["ended"]["signal"] == 15
+
+
+def test_a_supervisor_that_cannot_write_its_records_declares_nobody_dead(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
+    scan = specctl.run_dir(run_id) / "scan.json"
+    scan.unlink()
+    scan.mkdir()
+    (scan / "in the way").touch()
+    supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"]
+    size = (specctl.run_dir(run_id) / f"{run_id}.a1.log").stat().st_size
+    poll_until(lambda: (specctl.run_dir(run_id) / f"{run_id}.a1.log").stat().st_size > size + 500)
+    assert Path(f"/proc/{supervisor}").exists()
+    assert specctl.status(run_id)["state"] in ("RUNNING", "STARTING")
+    assert specctl("stop", run_id).code == 0 and specctl.status(run_id)["state"] == "STOPPED"
+
+
+def test_what_an_ended_run_has_left_behind_is_seen_and_swept(specctl: Specctl) -> None:
+    run_id = specctl.launch("--until", "process", "--", "sleep", "100").json["run_id"]
+    supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    (specctl.run_dir(run_id) / "exit.json").write_text(json.dumps({"at": 1.0, "code": 3}))
+    row = specctl.status(run_id)
+    assert row["state"] == "FAILED" and "1 process" in row["why"]
+    done = specctl("stop", run_id)
+    assert done.code == 0 and "FAILED" in done.out and specctl.processes(run_id) == []
