@@ -8,13 +8,14 @@ whole.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,16 @@ class Reporter:
         self._step = 0
         self._checkpointing = False
         self._heartbeat_at = 0.0
+        self._unwritten: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def open(self) -> None:
-        self.identity.directory.mkdir(parents=True, exist_ok=True)
+        """Make the directory and start the heartbeat. Raises `ConfigError` where no directory can be."""
+        try:
+            self.identity.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output_dir: cannot make {self.identity.directory}: {error.strerror}") from None
         self._thread.start()
 
     def ended(self, *, code: int, stopped: bool, **facts: Any) -> None:
@@ -138,10 +144,13 @@ class Reporter:
         self.event("ended", code=code, stopped=stopped, **facts)
 
     def last_words(self, stopped: bool, code: int) -> None:
-        """`ended` from a signal handler, right before the process is gone: takes no lock, since one may be held."""
+        """`ended` from a signal handler, right before the process is gone: waits for no lock for long."""
         if stopped:
+            self._phase = "stopping"
             os.write(1, b"phase=stopping\n")
             self.event("phase", phase="stopping")
+            # The heartbeat's own thread lets go of the lock; this one, if it was interrupted holding it, does not.
+            self._write_heartbeat(lock_timeout_s=1.0)
         self.event("ended", code=code, stopped=stopped)
 
     # --- lines ---
@@ -192,14 +201,15 @@ class Reporter:
         self._write_heartbeat()
 
     def exception(self, worker: str | None, error: BaseException) -> None:
-        """The event, and on stderr Python's own form of an exception in a thread, or (None) in the main program."""
+        """On stderr, Python's own form of an exception in a thread, or (None) in the main program; and the event."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self.event("exception", worker=worker, type=name, message=str(error), traceback=text)
-        with self._print_lock:
+        # The log first: it is read by people, and the records may be what cannot be written.
+        with self._print_lock, contextlib.suppress(OSError):
             sys.stderr.write(f"Exception in thread {worker}:\n{text}" if worker else text)
             sys.stderr.flush()
+        self.event("exception", worker=worker, type=name, message=str(error), traceback=text)
 
     # --- records ---
 
@@ -218,36 +228,53 @@ class Reporter:
         # One write on an O_APPEND descriptor: lines of several threads, and of the supervisor, never mix. No lock, so
         # that a signal handler may call it.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.identity.directory / name, flags, 0o644)
+        with self._complaint_of(name):
+            descriptor = os.open(self.identity.directory / name, flags, 0o644)
+            try:
+                os.write(descriptor, json.dumps(record).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _complaint_of(self, name: str) -> Iterator[None]:
+        """A record that cannot be written is said once and ends nothing: not the run, which a full disk ends at its
+        next checkpoint, by name; nor the report of what did end it."""
         try:
-            os.write(descriptor, json.dumps(record).encode() + b"\n")
-        finally:
-            os.close(descriptor)
+            yield
+        except OSError as error:
+            if name not in self._unwritten:
+                self._unwritten.add(name)
+                with contextlib.suppress(OSError):
+                    os.write(2, f"trainer: {name} is not written: {error.strerror or error}\n".encode())
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_MAX_S):
-            try:
-                self._write_heartbeat()
-            except OSError as error:
-                # The run itself must not end for a heartbeat; a full disk ends it at the next checkpoint, by name.
-                self.complain(f"heartbeat not written: {error}")
+            self._write_heartbeat()
 
-    def _write_heartbeat(self) -> None:
-        with self._heartbeat_lock:
-            beat = {
-                "run_id": self.identity.run_id,
-                "attempt": self.identity.attempt,
-                "nonce": self.identity.nonce,
-                "pid": os.getpid(),
-                "phase": self._phase,
-                "step": self._step,
-                "time": time.time(),
-                "monotonic_s": time.monotonic(),
-                "checkpointing": self._checkpointing,
-                "gpu_memory_bytes": self.gpu_memory_bytes(),
-            }
-            self._heartbeat_at = time.monotonic()
-            path = self.identity.directory / "heartbeat.json"
-            aside = path.with_name("heartbeat.json.tmp")
-            aside.write_text(json.dumps(beat), encoding="utf-8")
-            aside.replace(path)
+    def _write_heartbeat(self, *, lock_timeout_s: float = -1) -> None:
+        locked = self._heartbeat_lock.acquire(timeout=lock_timeout_s)
+        try:
+            with self._complaint_of("heartbeat.json"):
+                self._replace_heartbeat("heartbeat.json.tmp" if locked else "heartbeat.json.last")
+        finally:
+            if locked:
+                self._heartbeat_lock.release()
+
+    def _replace_heartbeat(self, aside_name: str) -> None:
+        beat = {
+            "run_id": self.identity.run_id,
+            "attempt": self.identity.attempt,
+            "nonce": self.identity.nonce,
+            "pid": os.getpid(),
+            "phase": self._phase,
+            "step": self._step,
+            "time": time.time(),
+            "monotonic_s": time.monotonic(),
+            "checkpointing": self._checkpointing,
+            "gpu_memory_bytes": self.gpu_memory_bytes(),
+        }
+        self._heartbeat_at = time.monotonic()
+        path = self.identity.directory / "heartbeat.json"
+        aside = path.with_name(aside_name)
+        aside.write_text(json.dumps(beat), encoding="utf-8")
+        aside.replace(path)

@@ -96,7 +96,7 @@ def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Star
             r" wait_target=\d+% wait_drafter=\d+%", lines[first + 2],
         )  # fmt: skip
     assert "\x1b" not in out and "\r" not in out
-    assert [event["worker"] for event in run.events("worker_up")] == ["target-0", "drafter-0", "drafter-1"]
+    assert sorted(event["worker"] for event in run.events("worker_up")) == ["drafter-0", "drafter-1", "target-0"]
     assert {event["reason"] for event in run.events("worker_down")} == {"done"}
     assert [event["step"] for event in run.events("checkpoint")] == [6]
     (last,) = run.events("ended")
@@ -146,6 +146,7 @@ def test_sigterm_before_the_first_step_ends_at_once_as_stopped(start_trainer: St
     assert (code, err) == (0, "") and out.endswith("phase=stopping\n")
     (ended,) = run.events("ended")
     assert ended["stopped"] is True
+    assert run.heartbeat()["phase"] == "stopping"
 
 
 def test_a_later_second_sigterm_ends_a_stuck_step_at_once(start_trainer: Start, config: Path) -> None:
@@ -192,6 +193,26 @@ def test_the_first_worker_to_die_ends_the_process_with_its_name_and_its_own_trac
     assert run.events()[-1]["event"] == "ended" and run.events()[-1]["code"] == 1
 
 
+@pytest.mark.parametrize("obstacle", ["directory", "full"])
+def test_records_that_cannot_be_written_hide_no_workers_failure(start_trainer: Start, config: Path, tmp_path: Path,
+                                                                obstacle: str) -> None:  # fmt: skip
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for name in ("events.jsonl", "metrics.jsonl", "heartbeat.json.tmp"):
+        if obstacle == "full":
+            (run_dir / name).symlink_to("/dev/full")
+        else:
+            (run_dir / name).mkdir()
+    code, out, err = start_trainer(config, planted=BREAK, run_dir=run_dir).finish()
+    assert code == 1 and "step=2 worker=drafter-1 " in out
+    said, traceback = err.split("Exception in thread drafter-1:\n")
+    reason = {"full": "No space left on device", "directory": "Is a directory"}[obstacle]
+    assert sorted(said.splitlines()) == [
+        f"trainer: {name} is not written: {reason}" for name in ("events.jsonl", "heartbeat.json", "metrics.jsonl")
+    ]
+    assert traceback.startswith("Traceback (most") and traceback.endswith("ValueError: planted in drafter-1\n")
+
+
 def test_a_worker_stuck_in_its_step_does_not_keep_a_failed_run_alive(start_trainer: Start, config: Path) -> None:
     run = start_trainer(config, planted=BREAK_ONE_AND_HANG_ANOTHER)
     poll(lambda: run.events("exception"))
@@ -217,8 +238,9 @@ def test_what_a_user_gets_wrong_is_one_line_and_exit_code_two(start_trainer: Sta
     assert len(err.splitlines()) == 1 and re.match(expected, err)
 
 
-def test_without_specctl_the_records_go_to_the_output_directory(settings: dict[str, Any], tmp_path: Path,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_without_specctl_the_records_go_to_the_output_directory(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from trainer.__main__ import main
 
     for name in ("SPECCTL_RUN_DIR", "SPECCTL_RUN_ID", "SPECCTL_ATTEMPT", "SPECCTL_NONCE"):
@@ -227,3 +249,7 @@ def test_without_specctl_the_records_go_to_the_output_directory(settings: dict[s
     assert main(["train", str(config)]) == 0
     assert json.loads((tmp_path / "out" / "heartbeat.json").read_text())["run_id"] == "out"
     assert len(losses(tmp_path / "out")) == 1
+
+    in_a_file = {**settings, "output_dir": str(config / "out")}
+    assert main(["train", str(write_config(in_a_file, tmp_path / "other.yaml"))]) == 2
+    assert capsys.readouterr().err == f"trainer: output_dir: cannot make {config / 'out'}: Not a directory\n"
