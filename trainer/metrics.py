@@ -2,8 +2,8 @@
 
 The only module that prints. With specctl around it (four SPECCTL_ variables) the records go into the run directory it
 names; without, into the configuration's `output_dir`, in the same form. A step line is `key=value`, one line per worker
-and then one for the run; `events.jsonl`, `metrics.jsonl` grow by one write per line, `heartbeat.json` is replaced
-whole.
+(the target's without a step: it takes none) and then one for the run; `events.jsonl`, `metrics.jsonl` grow by one write
+per line, `heartbeat.json` is replaced whole.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def identity_from_environment(environment: Mapping[str, str]) -> RunIdentity | N
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStep:
     name: str
-    loss: float
+    loss: float | None = None
+    """None for a target, which takes no step of its own."""
     tok_s: float
 
 
@@ -78,32 +79,29 @@ class RunStep:
 
 
 class Throughput:
-    """Target tokens trained on per second over the whole run; the first steps, which warm up, are left out.
+    """Target tokens per second over the whole run, by worker; the first steps, which warm up, are left out.
 
     Until the warm-up is over the figure is that of the steps so far, so that it is never zero after a step.
     """
 
     def __init__(self, *, workers: int, now: float, warmup_steps: int = 2) -> None:
-        self._start = now
-        self._now = now
-        self._warmup_left = warmup_steps
-        self._tokens = [0] * workers
-        self._fresh = False
+        self._counted = [0] * workers, now, now
+        """Tokens by worker, since when, until when: exchanged as a whole, since another thread may be reading."""
+        self._warmup_steps = warmup_steps
+        self._steps = 0
 
     def add(self, tokens: list[int], *, now: float) -> None:
         """One more step: its tokens by worker."""
-        if self._fresh:
-            self._tokens, self._start, self._fresh = [0] * len(tokens), self._now, False
-        self._tokens = [old + new for old, new in zip(self._tokens, tokens, strict=True)]
-        self._now = now
-        if self._warmup_left:
-            self._warmup_left -= 1
-            self._fresh = self._warmup_left == 0
+        counted, start, until = self._counted
+        if self._steps == self._warmup_steps:
+            counted, start = [0] * len(tokens), until
+        self._steps += 1
+        self._counted = [old + new for old, new in zip(counted, tokens, strict=True)], start, now
 
     def tok_s(self) -> list[float]:
         """By worker; their sum is the run's."""
-        elapsed_s = max(self._now - self._start, 1e-9)
-        return [tokens / elapsed_s for tokens in self._tokens]
+        counted, start, until = self._counted
+        return [tokens / max(until - start, 1e-9) for tokens in counted]
 
 
 def complain(line: str) -> None:
@@ -179,10 +177,12 @@ class Reporter:
         step = f"step={done.step}"
         self._metric(done.step, loss=done.loss, tok_s=done.tok_s, lr=done.lr, grad_norm=done.grad_norm, worker=None)
         for worker in done.workers:
-            self._metric(
-                done.step, loss=worker.loss, tok_s=worker.tok_s, lr=done.lr, grad_norm=None, worker=worker.name
-            )
-        lines = [f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}" for one in done.workers]
+            lr = None if worker.loss is None else done.lr
+            self._metric(done.step, loss=worker.loss, tok_s=worker.tok_s, lr=lr, grad_norm=None, worker=worker.name)
+        lines = [
+            f"worker={one.name} tok/s={one.tok_s:.1f}" if one.loss is None
+            else f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}" for one in done.workers
+        ]  # fmt: skip
         lines.append(
             f"{step} loss={done.loss:.4f} tok/s={done.tok_s:.1f} lr={done.lr:.2e} grad_norm={done.grad_norm:.2f}"
             f" queue={done.queued}/{done.queue_size}"

@@ -120,8 +120,9 @@ class Training:
 
     def run(self) -> Ending:
         """Start the workers, and wait until they are done, stopped, or one has failed."""
-        self.throughput = Throughput(workers=self.count, now=time.monotonic())
-        self._logged_at = time.monotonic()
+        self._logged_at = now = time.monotonic()
+        self.throughput = Throughput(workers=self.count, now=now)
+        self.target_throughput = Throughput(workers=1, now=now)
         crew = Crew(self.reporter, abort=self._abort)
         crew.start("target-0", self.target_thread)
         drafters = [
@@ -148,11 +149,13 @@ class Training:
             weight_sum = blocks.weights_BNk.sum().item()
             for rank, (member, channel) in enumerate(zip(self.members, self.channels, strict=True)):
                 part = slice(rank * self.share, (rank + 1) * self.share)
-                channel.put(member.accept(
+                batch = member.accept(
                     step=step, rows=indices[part].tolist(), features_BSF=self.target.features(ids_BS[part]),
                     blocks=blocks.rows(part), weight_sum=weight_sum,
                     tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
-                ))  # fmt: skip
+                )  # fmt: skip
+                self.target_throughput.add([batch.tokens], now=time.monotonic())
+                channel.put(batch)
 
     def drafter_thread(self, rank: int) -> None:
         """Train replica `rank`, a step at a time, together with the others."""
@@ -220,9 +223,10 @@ class Training:
             wait_target=min((waited_target - self._waited_target) / since_s / self.count, 1.0),
             wait_drafter=min((waited_drafter - self._waited_drafter) / since_s, 1.0),
             workers=[
+                WorkerStep(name="target-0", tok_s=sum(self.target_throughput.tok_s())),
                 # A replica whose blocks all were padding contributed nothing; its own mean would be 0/0.
-                WorkerStep(name=f"drafter-{rank}", loss=share.loss / max(share.weight, 1e-12), tok_s=rate)
-                for rank, (share, rate) in enumerate(zip(shares, rates, strict=True))
+                *(WorkerStep(name=f"drafter-{rank}", loss=share.loss / max(share.weight, 1e-12), tok_s=rate)
+                  for rank, (share, rate) in enumerate(zip(shares, rates, strict=True))),
             ],
         ))  # fmt: skip
         self._logged_at, self._waited_target, self._waited_drafter = now, waited_target, waited_drafter

@@ -24,7 +24,8 @@ def reporter(tmp_path: Path) -> Any:
 
 A_STEP = RunStep(
     step=12, loss=5.12, tok_s=310.44, lr=6e-4, grad_norm=1.234, queued=2, queue_size=4, wait_target=0.15,
-    wait_drafter=0.0, workers=[WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2)],
+    wait_drafter=0.0,
+    workers=[WorkerStep(name="target-0", tok_s=400.04), WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2)],
 )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def test_a_step_is_a_plain_line_per_worker_and_one_for_the_run(reporter: Reporte
                                                                ) -> None:  # fmt: skip
     reporter.step(A_STEP)
     assert capsys.readouterr().out == (
+        "worker=target-0 tok/s=400.0\n"
         "step=12 worker=drafter-0 loss=5.1234 tok/s=155.2\n"
         "step=12 loss=5.1200 tok/s=310.4 lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15% wait_drafter=0%\n"
     )
@@ -40,12 +42,16 @@ def test_a_step_is_a_plain_line_per_worker_and_one_for_the_run(reporter: Reporte
 def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, tmp_path: Path) -> None:
     reporter.step(A_STEP)
     reporter.phase("train")
-    run, worker = records(tmp_path, "metrics.jsonl")
+    run, target, worker = records(tmp_path, "metrics.jsonl")
     stamp = {"source": "trainer", "attempt": 3, "nonce": "n0"}
     assert {**run, "time": 0} == {
         "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "lr": 6e-4, "grad_norm": 1.234, "worker": None,
     }  # fmt: skip
     assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None
+    assert {**target, "time": 0} == {
+        "time": 0, **stamp, "step": 12, "loss": None, "tok_s": 400.04, "lr": None, "grad_norm": None,
+        "worker": "target-0",
+    }  # fmt: skip
     (event,) = records(tmp_path, "events.jsonl")
     assert {**event, "time": 0} == {"time": 0, **stamp, "event": "phase", "phase": "train"}
 

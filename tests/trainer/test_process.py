@@ -89,6 +89,7 @@ def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Star
     assert "phase=compile_warmup units=0 (nothing compiles on the CPU)" in lines
     for step in range(1, 7):
         first = next(index for index, line in enumerate(lines) if line.startswith(f"step={step} "))
+        assert re.fullmatch(r"worker=target-0 tok/s=\d+\.\d", lines[first - 1])
         assert re.fullmatch(rf"step={step} worker=drafter-0 loss=\d+\.\d{{4}} tok/s=\d+\.\d", lines[first])
         assert re.fullmatch(rf"step={step} worker=drafter-1 loss=\d+\.\d{{4}} tok/s=\d+\.\d", lines[first + 1])
         assert re.fullmatch(
