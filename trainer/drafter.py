@@ -74,6 +74,8 @@ def rotate(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
+    """Slots attend to context and slots, under a mask; every head normalised and rotated, as in Qwen3."""
+
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
@@ -86,6 +88,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, slots_BTH: Tensor, context_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attention, mask: Any
                 ) -> Tensor:  # fmt: skip
+        """Slots [B, T, H] from normed slots [B, T, H] and context [B, S, H].
+
+        `rope`: cosines and sines [B, S+T, head size] of the positions of context and slots; `mask`: of `attend`.
+        """
         cos, sin = rope
         context_length = context_BSH.shape[1]
         keys_from = torch.cat((context_BSH, slots_BTH), dim=1)

@@ -40,6 +40,11 @@ class MicroBatch:
 
 
 class Replica:
+    """One drafter with its optimizer on `device`, and the target's frozen ends there, which others may share.
+
+    `drafter`'s parameters are views of `flat.weights` [P], their gradients of `flat.gradients` [P]; both float32.
+    """
+
     def __init__(self, shape: DrafterShape, ends: FrozenEnds, attend: Attention, config: Config, device: torch.device,
                  *, initial: torch.Generator) -> None:  # fmt: skip
         self.device = device
@@ -53,7 +58,10 @@ class Replica:
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
                tokens: int, cursor: Cursor) -> MicroBatch:  # fmt: skip
-        """A micro-batch with its tensors brought to this replica's device; called by the target thread."""
+        """A micro-batch with its tensors brought to this replica's device; called by the target thread.
+
+        `features_BSF` is [rows, S, captured * H], in the target's type and on its device; `blocks` has the same rows.
+        """
         weight = blocks.weights_BNk.sum().item()
         features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
         ready = None
@@ -67,7 +75,10 @@ class Replica:
         )  # fmt: skip
 
     def loss_and_gradients(self, batch: MicroBatch) -> float:
-        """Fill the flat gradients; returns this share's part of the step's loss."""
+        """Fill the flat gradients; returns this share's part of the step's loss, which may be nan or infinite.
+
+        Under a forbidden recompile a batch of another shape is torch's error, naming the guard.
+        """
         if batch.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
         self.flat.gradients.zero_()
@@ -80,6 +91,7 @@ class Replica:
         return loss.item()
 
     def gradient_norm(self) -> float:
+        """Of all gradients together, as they are now; waits for the device."""
         return self.flat.gradients.norm().item()
 
     def moments(self) -> dict[str, Tensor]:
@@ -91,6 +103,7 @@ class Replica:
         }
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], *, steps_done: int) -> None:
+        """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`."""
         self.drafter.load_state_dict(weights)
         for name, moment in self.moments().items():
             moment.copy_(moments[name])

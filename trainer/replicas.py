@@ -25,6 +25,11 @@ class ReplicasDiffer(RuntimeError):
 
 
 class Replicas:
+    """The meeting place of `count` drafter threads; each calls every method as often as the others, with its rank.
+
+    Waiting has no time limit: after `abort`, all who wait or will wait raise `Aborted`.
+    """
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._barrier = threading.Barrier(count)
@@ -42,7 +47,7 @@ class Replicas:
             raise Aborted from None
 
     def average(self, rank: int, gradients: Tensor) -> None:
-        """Make `gradients` the sum over all replicas, in place; nobody reads it any more when this returns."""
+        """Make flat `gradients` [P] the sum over all replicas, in place; nobody reads it any more when this returns."""
         self._gradients[rank] = gradients
         self._published(gradients)
         low, high = self._slice(rank, len(gradients))

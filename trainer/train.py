@@ -97,7 +97,12 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
 
 
 class Training:
-    """The state that the workers of a run share."""
+    """The state that the workers of a run share, and the loops that they run.
+
+    Made, restored and warmed up on the main thread. Afterwards the target thread owns `target`, drafter thread `rank`
+    owns `members[rank]`, and all the rest changes only in `_finish_step`, while every drafter waits for replica 0. An
+    error in any worker ends the run: it is reported with that worker's name, and `run` returns code 1.
+    """
 
     def __init__(self, config: Config, reporter: Reporter, stop: StopRequest, target: Target, rows: Rows,
                  shape: DrafterShape) -> None:  # fmt: skip
