@@ -121,6 +121,11 @@ class RunPaths:
         return f"{self.root}/stop.lock"
 
     @property
+    def claim(self) -> str:
+        """Taken by the supervisor before it spawns anything, or by a start that gives it up: by one of them only."""
+        return f"{self.root}/claim"
+
+    @property
     def start_lock(self) -> str:
         return f"{self.root}/start.lock"
 

@@ -44,6 +44,17 @@ def create_json(path: str, value: Any) -> bool:
     return True
 
 
+def claim(path: str, who: str) -> bool:
+    """Whether `who` is the first to claim `path`; exactly one claimant ever is."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(fd, "w") as file:
+        file.write(who + "\n")
+    return True
+
+
 def read_json(path: str) -> dict[str, Any] | None:
     """The object in `path`; None when it is missing or is not one whole JSON object."""
     try:

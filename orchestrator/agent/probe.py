@@ -51,18 +51,16 @@ def select(call: Call, wanted: list[str] | None, ended_within_s: float | None, n
 def probe(call: Call, run_ids: list[str], now: float) -> list[Probe]:
     """What is to be seen of these runs, in one walk over /proc."""
     found = []
-    supervisors: dict[str, int | None] = {}
+    roots: dict[str, proc.Roots] = {}
     for run_id in run_ids:
         paths = call.paths.run(run_id)
         spec = records.spec(paths)
         if spec is None:
             continue  # a directory without a record: a start that has not begun, or never will
         found.append((paths, spec))
-        record = records.supervisor(paths)
-        alive = record is not None and proc.same(record.pid, record.start_ticks) is not None
-        supervisors[spec[0].nonce] = record.pid if record and alive else None
+        roots[spec[0].nonce] = proc.roots_of(records.supervisor(paths))
     # Of ended runs too: what a run has left behind is to be seen.
-    trees = proc.trees(supervisors) if supervisors else {}
+    trees = proc.trees(roots) if roots else {}
     boot, oom_kills = proc.boot_identity(), proc.oom_kills()
     return [_one(paths, *spec, trees=trees, boot=boot, oom_kills=oom_kills, now=now) for paths, spec in found]
 

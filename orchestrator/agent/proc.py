@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from orchestrator.model import Process
+from orchestrator.model import Process, SupervisorRecord
 
 MARK_NAME = "SPECCTL_NONCE"
-
-
-def mark(nonce: str) -> bytes:
-    """The bytes that a run's processes carry in their environment."""
-    return f"{MARK_NAME}={nonce}".encode()
 
 
 def read(path: str) -> bytes:
@@ -56,8 +52,13 @@ def boot_identity() -> str:
     return f"{boot_id}:{first[0].start_ticks if first else 0}"
 
 
-def is_marked(pid: int, nonce: str) -> bool:
-    return mark(nonce) in read(f"/proc/{pid}/environ").split(b"\0")
+def marked_with(pid: int) -> str | None:
+    """The nonce of the run whose mark the process carries; None without one, or where it cannot be read."""
+    start = f"{MARK_NAME}=".encode()
+    for item in read(f"/proc/{pid}/environ").split(b"\0"):
+        if item.startswith(start):
+            return item[len(start) :].decode("ascii", "replace")
+    return None
 
 
 def pids() -> Iterator[int]:
@@ -66,49 +67,81 @@ def pids() -> Iterator[int]:
             yield int(name)
 
 
-def trees(nonces: dict[str, int | None]) -> dict[str, list[Process]]:
-    """The living processes of several runs, in one walk over /proc.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roots:
+    """By what a run's processes are known, beside the mark. All of it may be gone or missing."""
 
-    `nonces` maps a run's nonce to its supervisor's pid (None: gone). The supervisor itself is not part of its run.
+    supervisor: int | None = None
+    """Pid of the living supervisor."""
+    program: tuple[int, int] | None = None
+    """(pid, start time) of the spawned program: it may have emptied its environment, or overwritten it."""
+    log: tuple[int, int] | None = None
+    """(device, inode) of the run's log: whoever has it as stdout or stderr got it from the run."""
+
+
+def roots_of(record: SupervisorRecord | None) -> Roots:
+    """What a supervisor's record says of where its run's processes hang."""
+    if record is None:
+        return Roots()
+    program = None
+    if record.program_pid is not None and record.program_start_ticks is not None:
+        program = (record.program_pid, record.program_start_ticks)
+    alive = same(record.pid, record.start_ticks) is not None
+    return Roots(
+        supervisor=record.pid if alive else None, program=program, log=(record.log_device, record.log_inode)
+    )
+
+
+def trees(runs: dict[str, Roots]) -> dict[str, list[Process]]:
+    """The living processes of several runs (by nonce), in one walk over /proc. No supervisor is part of its run.
+
+    A process is a run's by its mark, by being the recorded program, by having the run's log as its output, or by
+    descent. Another run's mark ends the line: a run may launch runs, and they are not its own.
     """
     table: dict[int, tuple[Process, int]] = {}
-    marks = {mark(nonce): nonce for nonce in nonces}
-    owner: dict[int, str] = {}
+    owner: dict[int, str | None] = {}
+    marked = set()
+    supervisors = {roots.supervisor: nonce for nonce, roots in runs.items() if roots.supervisor is not None}
+    programs = {roots.program: nonce for nonce, roots in runs.items() if roots.program is not None}
+    logs = {roots.log: nonce for nonce, roots in runs.items() if roots.log is not None}
     for pid in pids():
         found = stat(pid)
         if found is None or not found[0].alive:
             continue
         table[pid] = found
-        for item in read(f"/proc/{pid}/environ").split(b"\0"):
-            if item in marks:
-                owner[pid] = marks[item]
-                break
-    marked = set(owner)
-    supervisors = {pid: nonce for nonce, pid in nonces.items() if pid is not None}
+        if pid in supervisors:
+            continue
+        if (nonce := marked_with(pid)) is not None:
+            owner[pid] = nonce if nonce in runs else None
+            marked.add(pid)
+        elif (key := (pid, found[0].start_ticks)) in programs:
+            owner[pid] = programs[key]
+        elif logs and (output := next((logs[file] for file in outputs(pid) if file in logs), None)):
+            owner[pid] = output
 
     def find(pid: int) -> str | None:
+        """Whose descendant it is, by the nearest ancestor that says so."""
         chain: list[int] = []
         result: str | None = None
         while pid in table and pid not in chain:
-            if pid in owner:
-                result = owner[pid]
-                break
             if pid in supervisors:
                 # Reached over its children: an orphan the supervisor inherited. Itself it belongs to no run.
                 result = supervisors[pid] if chain else None
+                break
+            if pid in owner:
+                result = owner[pid]
                 break
             if table[pid][0].name.startswith("tmux: server"):
                 break  # an unmarked tmux server below a run is another run's house (specctl called by a run)
             chain.append(pid)
             pid = table[pid][1]
-        if result is not None:
-            for step in chain:
-                owner[step] = result
+        for step in chain:
+            owner[step] = result
         return result
 
-    result: dict[str, list[Process]] = {nonce: [] for nonce in nonces}
+    result: dict[str, list[Process]] = {nonce: [] for nonce in runs}
     for pid, (process, _) in sorted(table.items()):
-        if pid not in supervisors and (nonce := find(pid)) is not None:
+        if (nonce := find(pid)) is not None:
             result[nonce].append(
                 Process(pid=pid, start_ticks=process.start_ticks, name=process.name, state=process.state,
                         marked=pid in marked)
@@ -116,9 +149,19 @@ def trees(nonces: dict[str, int | None]) -> dict[str, list[Process]]:
     return result
 
 
-def tree(nonce: str, supervisor_pid: int | None) -> list[Process]:
+def tree(nonce: str, roots: Roots) -> list[Process]:
     """The living processes of one run."""
-    return trees({nonce: supervisor_pid})[nonce]
+    return trees({nonce: roots})[nonce]
+
+
+def outputs(pid: int) -> Iterator[tuple[int, int]]:
+    """(device, inode) of what the process has as stdout and stderr."""
+    for fd in (1, 2):
+        try:
+            found = os.stat(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        yield found.st_dev, found.st_ino
 
 
 def descendants(root: int, nonce: str) -> list[Process]:
@@ -139,7 +182,7 @@ def descendants(root: int, nonce: str) -> list[Process]:
                 found = stat(int(word))
                 if found is None or not found[0].alive:
                     continue
-                if found[0].name.startswith("tmux: server") and not is_marked(found[0].pid, nonce):
+                if found[0].name.startswith("tmux: server") and marked_with(found[0].pid) != nonce:
                     continue
                 waiting.append(found[0].pid)
                 result.append(found[0])

@@ -24,7 +24,8 @@ def run(call: Call) -> None:
         return
     aside = f"{home}.{os.getpid()}.tmp"
     shutil.rmtree(aside, ignore_errors=True)
-    os.makedirs(aside)
+    os.makedirs(os.path.dirname(aside), exist_ok=True)
+    os.mkdir(aside, 0o700)
     try:
         with tarfile.open(fileobj=call.payload, mode="r|") as tar:
             tar.extractall(aside, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(aside)

@@ -32,13 +32,17 @@ def run(call: Call) -> None:
     if not is_run_id(spec.run_id):
         raise Refusal("bug", f"{spec.run_id!r} is not a run id")
     paths = call.paths.run(spec.run_id)
-    os.makedirs(paths.root, exist_ok=True)
+    os.makedirs(os.path.dirname(paths.root), exist_ok=True)
+    # What is shipped may hold what is nobody else's business (a .env, say): the folder is this user's alone.
+    os.makedirs(paths.root, mode=0o700, exist_ok=True)
     with open(paths.start_lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         adopted = _record(call, spec, paths)
         if records.supervisor(paths) is None and records.exit_record(paths) is None:
             why = call.request.get("refused") or _begin(call, spec, paths)
             if why is not None:
+                files.claim(paths.claim, "start")
+                _forget(paths.env)
                 ending = ExitRecord(at=time.time(), never_started=why, nonce=spec.nonce)
                 files.create_json(paths.exit, to_json(ending))
     ended = records.exit_record(paths)
@@ -46,6 +50,14 @@ def run(call: Call) -> None:
         "final": True, "adopted": adopted, "root": paths.root, "log": paths.log(1), "session": spec.run_id,
         "now": time.time(), "never_started": ended.never_started if ended else None,
     })  # fmt: skip
+
+
+def _forget(path: str) -> None:
+    """The environment of a program that will not be started may hold secrets."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def _begin(call: Call, spec: RunSpec, paths: RunPaths) -> str | None:
@@ -181,7 +193,7 @@ def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:
     if not _session_exists(server, spec.run_id):
         try:
             server.new_session(
-                session_name=spec.run_id, window_command=shlex.join(argv), start_directory=paths.root, attach=False
+                session_name=spec.run_id, window_command=shlex.join(argv), start_directory="/", attach=False
             )
         except Exception as error:  # libtmux may raise after the session was made: what counts is what is there
             said = f"{type(error).__name__}: {error}"
@@ -193,7 +205,7 @@ def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:
         if record is None and said and not _session_exists(server, spec.run_id):
             raise Refusal("preflight", f"tmux could not start the session: {said}")
         time.sleep(0.02)
-    if records.supervisor(paths) is None:
+    if records.supervisor(paths) is None and files.claim(paths.claim, "start"):
         where = "the session is there" if _session_exists(server, spec.run_id) else "the session is gone"
         raise Refusal("preflight", f"the supervisor did not report within {SESSION_S:.0f} s ({where})", said or None)
 

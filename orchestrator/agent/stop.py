@@ -74,10 +74,15 @@ def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None
 
 def tree(paths: RunPaths, nonce: str) -> list[Process]:
     """The run's living processes; whoever asks is none of them, even when a run stops itself."""
-    record = records.supervisor(paths)
-    alive = record is not None and proc.same(record.pid, record.start_ticks) is not None
-    found = proc.tree(nonce, record.pid if record and alive else None)
+    found = proc.tree(nonce, proc.roots_of(records.supervisor(paths)))
     return [process for process in found if process.pid != os.getpid()]
+
+
+def unsettled(paths: RunPaths) -> bool:
+    """A supervisor is alive and has not recorded the end: what one walk over /proc does not find may still be there,
+    since a process can fork and leave faster than one can look."""
+    roots = proc.roots_of(records.supervisor(paths))
+    return roots.supervisor is not None and records.exit_record(paths) is None
 
 
 @contextmanager
@@ -155,7 +160,7 @@ class Stopper:
             self.kill_at = min(self.kill_at, time.monotonic() + self._grace_s(latest))
 
     def _ask(self) -> None:
-        while left := tree(self.paths, self.nonce):
+        while (left := tree(self.paths, self.nonce)) or unsettled(self.paths):
             for process in left:
                 if (process.pid, process.start_ticks) not in self.asked:
                     self.asked.add((process.pid, process.start_ticks))
@@ -170,11 +175,14 @@ class Stopper:
 
     def _kill(self) -> None:
         give_up_at = time.monotonic() + KILL_S
-        while (left := tree(self.paths, self.nonce)) and time.monotonic() < give_up_at:
+        while (left := tree(self.paths, self.nonce)) or unsettled(self.paths):
+            if time.monotonic() > give_up_at:
+                return
             for process in left:
                 self._signal(process, signal.SIGKILL)
             self._record("kill")
-            time.sleep(POLL_S)
+            # Without a pause while there is something: a chain of forks is caught only by being quicker than it.
+            time.sleep(0.0 if left else POLL_S)
 
     def _await_record(self) -> None:
         """The supervisor writes how the run ended; where there is none any more, this does."""

@@ -34,11 +34,13 @@ def main(run_root: str) -> int:
     found = records.spec(paths)
     if found is None:
         return 1
-    for name in ("SIGHUP", "SIGTERM", "SIGINT"):
-        # The end of the tmux server, of the container or a Ctrl-C in an attached pane must not cost the record. A
-        # handler, not SIG_IGN: the program would inherit that one, and be deaf to its own TERM.
+    for name in ("SIGHUP", "SIGTERM", "SIGINT", "SIGQUIT"):
+        # The end of the tmux server or of the container, or a slip of the hand in an attached pane, must not cost the
+        # record. A handler, not SIG_IGN: the program would inherit that one, and be deaf to its own TERM.
         signal.signal(getattr(signal, name), lambda number, frame: None)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if not files.claim(paths.claim, "supervisor"):
+        return 1  # whoever waited for this supervisor has given up and said that nothing was started
     try:
         supervisor = Supervisor(paths, found[0], found[1])
         program = supervisor.start()
@@ -66,6 +68,7 @@ class Supervisor:
         self.orphan_codes: list[int] = []
         self.look_at = self.written_at = 0.0
         self.written_to = 0
+        self.childless = False
         self.echo_from = 0
         os.set_blocking(1, False)  # a terminal that nobody drains must never hold up the records
         self.indexed = (0, time.time())
@@ -173,8 +176,10 @@ class Supervisor:
                 self._read_on(time.time(), quick=quick)
             except OSError:  # the records, not the run, are what fails: the next round tries again
                 time.sleep(0.1)
-            if ended and not proc.descendants(os.getpid(), self.spec.nonce):
-                if not proc.tree(self.spec.nonce, os.getpid()):
+            # As subreaper the supervisor is the ancestor of all that is left, so no child means nothing is left: a
+            # walk over /proc could miss a process that forks faster than one can look.
+            if ended and self.childless:
+                if not proc.tree(self.spec.nonce, proc.roots_of(self.record)):
                     break
                 time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
         now = time.time()
@@ -207,7 +212,9 @@ class Supervisor:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self.childless = True
                 return
+            self.childless = False
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
