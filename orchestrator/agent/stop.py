@@ -190,8 +190,10 @@ class Stopper:
         while records.exit_record(self.paths) is None and not tree(self.paths, self.nonce):
             record = records.supervisor(self.paths)
             if record is None or proc.same(record.pid, record.start_ticks) is None:
-                ending = ExitRecord(at=time.time(), stopped=self.signalled_at is not None, attempt=1, nonce=self.nonce)
-                files.create_json(self.paths.exit, to_json(ending))
+                # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.
+                if self.signalled_at is not None:
+                    ending = ExitRecord(at=time.time(), stopped=True, attempt=1, nonce=self.nonce)
+                    files.create_json(self.paths.exit, to_json(ending))
                 return
             if time.monotonic() > give_up_at:
                 return

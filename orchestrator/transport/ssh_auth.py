@@ -19,7 +19,7 @@ from paramiko.ssh_exception import (
     SSHException,
 )
 
-from orchestrator.errors import AuthError, LinkLost
+from orchestrator.errors import AuthError, DeadlineExceeded, LinkLost
 from orchestrator.transport.ssh_config import SshOptions
 
 _MAGIC = b"openssh-key-v1\0"
@@ -68,8 +68,8 @@ def _log_in(
                 further = transport.auth_publickey(options.user, candidate.key)
             except BadAuthenticationType as error:
                 raise _refused(who, tried, unusable, options, target) from error
-            except AuthenticationException:
-                if not transport.is_active():
+            except AuthenticationException as error:
+                if not transport.is_active() or _is_silence(error):
                     raise
                 continue
             if further:
@@ -80,6 +80,12 @@ def _log_in(
                 )
             return
     except (SSHException, EOFError, OSError) as error:
+        if _is_silence(error):
+            raise DeadlineExceeded(
+                f"{who} did not answer the login within {transport.auth_timeout:g} s",
+                target=target,
+                hint="the node is busy or hangs; whether the key would do is not known",
+            ) from error
         if transport.is_active() and isinstance(error, AuthenticationException):
             raise _refused(who, tried, unusable, options, target) from error
         if tried:
@@ -90,6 +96,11 @@ def _log_in(
             ) from error
         raise LinkLost(f"{who} ended the connection while logging in: {error}", target=target) from error
     raise _refused(who, tried, unusable, options, target)
+
+
+def _is_silence(error: Exception) -> bool:
+    """paramiko says a time-out in the words of a refusal."""
+    return isinstance(error, AuthenticationException) and "timeout" in str(error).lower()
 
 
 def _refused(who: str, tried: list[str], unusable: list[str], options: SshOptions, target: str) -> AuthError:

@@ -16,7 +16,7 @@ from orchestrator.errors import AgentError, BundleError, NotFound, PreflightErro
 from orchestrator.fleet import Fleet
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, from_json, to_json
 from orchestrator.plan import Plan
-from orchestrator.remote import Agent
+from orchestrator.remote import QUICK_S, Agent
 
 TIMEOUT_S = 600.0
 COMPILE_S = 1800.0
@@ -137,12 +137,14 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
     begun = time.monotonic()
     compiling_since: float | None = None
     proven_since: float | None = None
+    limit_s = plan.timeout_s if plan.timeout_s is not None else TIMEOUT_S
     seen = {item.what for item in result.evidence}
     while True:
+        left_s = begun + limit_s - time.monotonic()
         try:
-            frame = agent.call("probe", runs=[plan.spec.run_id])
+            frame = agent.call("probe", deadline_s=max(5.0, min(QUICK_S, left_s)), runs=[plan.spec.run_id])
         except UnreachableError as error:
-            if time.monotonic() - begun > (plan.timeout_s or TIMEOUT_S):
+            if left_s < 0:
                 raise UnreachableError(
                     f"the run was started, but {plan.target.name} can no longer be asked: {error.message}",
                     run_id=plan.spec.run_id, hint=f"specctl status {plan.spec.run_id}",
@@ -188,11 +190,10 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         phase = (probe.heartbeat.phase if probe.heartbeat else None) or probe.summary.phase or ""
         compiling_since = (compiling_since or now) if "compil" in phase else None
         watcher.phase(phase or verdict.state, f"{phase}: {verdict.why}" if phase else verdict.why)
-        limit_s = plan.timeout_s if plan.timeout_s is not None else TIMEOUT_S
         late = now - begun > limit_s
         if late and plan.timeout_s is None and compiling_since is not None:
             late = now - compiling_since > COMPILE_S
-        if late:
+        if late and not proven:
             missing = health.missing(probe, verdict)
             result.why = f"no {plan.until} within {limit_s:.0f} s ({missing}); it is {verdict.state}: {verdict.why}"
             return
