@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.model import Process, SupervisorRecord
+from orchestrator.model import Process, SupervisorRecord, is_run_id
 
 MARK_NAME = "SPECCTL_NONCE"
+RUN_NAME = "SPECCTL_RUN_ID"
 
 
 def read(path: str) -> bytes:
@@ -59,6 +60,24 @@ def marked_with(pid: int) -> str | None:
         if item.startswith(start):
             return item[len(start) :].decode("ascii", "replace")
     return None
+
+
+def marked_runs(runs: str) -> dict[str, str]:
+    """Run id -> nonce of every run in the directory `runs` whose mark some living process carries.
+
+    What a run directory says is not needed for it: it may be damaged, or gone.
+    """
+    found = {}
+    start = f"SPECCTL_RUN_DIR={runs}/".encode()
+    for pid in pids():
+        environ = read(f"/proc/{pid}/environ")  # empty for a zombie
+        if start not in environ:
+            continue
+        items = dict(item.partition(b"=")[::2] for item in environ.split(b"\0"))
+        run_id, nonce = (items.get(name.encode(), b"").decode("ascii", "replace") for name in (RUN_NAME, MARK_NAME))
+        if nonce and items.get(b"SPECCTL_RUN_DIR") == f"{runs}/{run_id}".encode() and is_run_id(run_id):
+            found[run_id] = nonce
+    return found
 
 
 def pids() -> Iterator[int]:
