@@ -12,8 +12,8 @@ from typing import Any
 from orchestrator import frames
 from orchestrator.errors import SpecctlError
 from orchestrator.inventory import Inventory, Target
-from orchestrator.model import Probe, from_json
-from orchestrator.remote import Agent
+from orchestrator.model import Probe
+from orchestrator.remote import Agent, understood
 from orchestrator.transport import Leg, NodePool, Request, fanout, open_transport
 
 LEG_S = 20.0
@@ -132,8 +132,20 @@ def _each_run_once(views: list[TargetView]) -> list[TargetView]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """The final frame of a probe."""
+
+    now: float
+    runs: list[Probe]
+    older: int
+    gpus: list[dict[str, Any]]
+    gpus_error: str | None
+
+
 def _view(target: Target, frame: dict[str, Any]) -> TargetView:
+    answer = understood(_Answer, frame, target)
     return TargetView(
-        target=target, now=frame["now"], runs=[from_json(Probe, item) for item in frame["runs"]],
-        older=frame["older"], gpus=frame["gpus"], gpus_error=frame["gpus_error"],
+        target=target, now=answer.now, runs=answer.runs, older=answer.older, gpus=answer.gpus,
+        gpus_error=answer.gpus_error,
     )  # fmt: skip

@@ -17,11 +17,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator import errors, frames
 from orchestrator.inventory import Target
+from orchestrator.model import Misfit, from_json
 from orchestrator.transport.base import Completed, Transport
+
+T = TypeVar("T")
 
 HERE = Path(__file__).parent
 TRAVELS = ("__init__.py", "model.py", "errors.py", "frames.py", "manifest.py", "logscan", "logscan.py", "agent")
@@ -83,6 +86,17 @@ def agent_tar() -> bytes:
 @cache
 def boot_source() -> str:
     return (HERE / "agent" / "boot.py").read_text()
+
+
+def understood(cls: type[T], data: Any, target: Target) -> T:
+    """`data`, which the agent of `target` sent, as a `cls`. Raises `AgentError` when it is none."""
+    try:
+        return from_json(cls, data)
+    except Misfit as error:
+        raise errors.AgentError(
+            f"what its agent answered cannot be read: {error}", target=target.name,
+            hint=f"specctl status {target.name} asks again; the run directories are in {target.workdir}/runs there",
+        ) from error  # fmt: skip
 
 
 class Agent:

@@ -6,8 +6,10 @@ each of these is an answer here, never an exception.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from typing import Any
 
 
@@ -55,14 +57,35 @@ def claim(path: str, who: str) -> bool:
     return True
 
 
-def read_json(path: str) -> dict[str, Any] | None:
-    """The object in `path`; None when it is missing or is not one whole JSON object."""
+LARGEST_BYTES = 256 << 20
+"""run.json holds the diff of the project, however large that is; other records have limits of their own."""
+
+
+def read_json(path: str, *, limit_bytes: int = LARGEST_BYTES) -> dict[str, Any] | None:
+    """The object in `path`; None when it is missing, or is not one whole JSON object of at most `limit_bytes`.
+
+    A program can put anything there: a fifo or a device is not waited for, and nothing is too deep or too large.
+    """
     try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError):
+        with os.fdopen(open_regular(path), "rb") as file:
+            data = file.read(limit_bytes + 1)
+        value = json.loads(data, parse_constant=_refuse) if len(data) <= limit_bytes else None
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def open_regular(path: str) -> int:
+    """The file, opened for reading. Raises `OSError`, also when it is no regular file: opening a fifo would wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class JsonLines:

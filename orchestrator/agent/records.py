@@ -6,9 +6,11 @@ The identity of a log is decided here and nowhere else: line 1 carries this run'
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from orchestrator.agent import files, proc
@@ -17,6 +19,7 @@ from orchestrator.model import (
     FollowedLog,
     Heartbeat,
     LogFile,
+    Misfit,
     RunPaths,
     RunSpec,
     StopperRecord,
@@ -30,6 +33,34 @@ T = TypeVar("T")
 
 STOP_BEGINS_S = 5.0
 """How long a stop may take to begin, and its effect to be seen."""
+SCAN_BYTES, RECORD_BYTES = 16 << 20, 1 << 20
+"""A record that is larger was not written by specctl."""
+MARK_BYTES = 4096
+PHASE_CHARS = 80
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Frame:
+    """What run.json says beside the spec."""
+
+    created_at: float = 0.0
+    argv: list[str] = field(default_factory=list)
+    """As it is run: with the configuration's place filled in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scan:
+    """scan.json, beside the nonce."""
+
+    logs: list[FollowedLog]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """A line of the index."""
+
+    offset: int
+    lines: int
 
 
 def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, started_at: float) -> bytes:
@@ -46,9 +77,10 @@ def spec(paths: RunPaths) -> tuple[RunSpec, dict[str, Any]] | None:
     if record is None:
         return None
     try:
-        return from_json(RunSpec, record["spec"]), record
-    except (KeyError, TypeError):
+        spec, frame = from_json(RunSpec, record.get("spec")), from_json(_Frame, record)
+    except Misfit:
         return None
+    return (spec, {**record, "argv": frame.argv or spec.argv, "created_at": frame.created_at})
 
 
 def supervisor(paths: RunPaths) -> SupervisorRecord | None:
@@ -85,40 +117,37 @@ def stopped(paths: RunPaths, ended_at: float) -> bool:
 
 
 def _load(cls: type[T], path: str) -> T | None:
-    value = files.read_json(path)
-    if value is None:
-        return None
+    value = files.read_json(path, limit_bytes=RECORD_BYTES)
     try:
-        return from_json(cls, value)
-    except (KeyError, TypeError):
+        return None if value is None else from_json(cls, value)
+    except Misfit:
         return None
 
 
 def heartbeat(paths: RunPaths, nonce: str) -> Heartbeat | None:
     """The trainer's heartbeat, if it is this attempt's and not one that was left lying."""
-    value = files.read_json(paths.heartbeat)
+    value = files.read_json(paths.heartbeat, limit_bytes=RECORD_BYTES)
     if value is None or value.get("nonce") != nonce:
         return None
+    memory = value.get("gpu_memory_bytes") or {}
     try:
-        return Heartbeat(
-            phase=str(value["phase"]),
-            step=value.get("step"),
-            at=float(value["time"]),
-            checkpointing=bool(value.get("checkpointing")),
-            gpu_memory_bytes=dict(value.get("gpu_memory_bytes") or {}),
-        )
-    except (KeyError, TypeError, ValueError):
+        beat = from_json(Heartbeat, {**value, "at": value.get("time"), "gpu_memory_bytes": memory})
+    except Misfit:
         return None
+    if beat.step is not None and beat.step < 0:
+        return None
+    phase = "".join(character if character.isprintable() else "?" for character in beat.phase[:PHASE_CHARS])
+    return dataclasses.replace(beat, phase=phase)
 
 
 def followed(paths: RunPaths, nonce: str) -> list[FollowedLog]:
     """What the supervisor last wrote of the logs it reads; the run's own log comes first."""
-    value = files.read_json(paths.scan)
+    value = files.read_json(paths.scan, limit_bytes=SCAN_BYTES)
     if value is None or value.get("nonce") != nonce:
         return []
     try:
-        return [from_json(FollowedLog, item) for item in value["logs"]]
-    except (KeyError, TypeError):
+        return from_json(_Scan, value).logs
+    except Misfit:
         return []
 
 
@@ -130,13 +159,13 @@ def last_mark(index: str, *, before: int) -> tuple[int, int] | None:
     """(offset, line number) of the last mark of an index up to the byte `before`; None without one."""
     found = None
     try:
-        with open(index, "rb") as file:
-            for line in file:
-                mark = json.loads(line)
-                if mark["offset"] > before:
+        with os.fdopen(files.open_regular(index), "rb") as file:
+            while line := file.readline(MARK_BYTES):
+                mark = from_json(_Mark, json.loads(line))
+                if mark.offset > before:
                     break
-                found = (int(mark["offset"]), int(mark["lines"]))
-    except (OSError, ValueError, KeyError):
+                found = (mark.offset, mark.lines)
+    except (OSError, ValueError, RecursionError):
         pass
     return found
 
@@ -150,9 +179,9 @@ def log_file(
     """
     path = paths.log(attempt)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_regular(path)
     except OSError as error:
-        return LogFile(path=path, size=0, modified_at=0.0, verified=False, why=os.strerror(error.errno or 0))
+        return LogFile(path=path, size=0, modified_at=0.0, verified=False, why=error.strerror)
     with os.fdopen(fd, "rb") as file:
         stat = os.fstat(fd)
         first = file.readline(4096)

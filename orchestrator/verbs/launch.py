@@ -14,7 +14,7 @@ from orchestrator import health, index
 from orchestrator.bundle import Bundle
 from orchestrator.errors import AgentError, BundleError, NotFound, PreflightError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
-from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, from_json, to_json
+from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, to_json
 from orchestrator.plan import Plan
 from orchestrator.remote import QUICK_S, Agent
 
@@ -44,6 +44,8 @@ class Result:
     why: str = ""
     """Why it is not verified."""
     tail: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    """Whoever watched has left; the rest is what had been seen until then."""
 
 
 class Watcher(Protocol):
@@ -58,9 +60,12 @@ class Watcher(Protocol):
     def phase(self, phase: str, detail: str) -> None:
         """What the run is busy with: in a word or two, and with the figures of this moment."""
 
+    def output(self, line: str) -> None:
+        """A line that a command of the preparation printed: worth a glance while it passes by, and kept by nobody."""
+
 
 def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
-    """Applies `plan`. Raises when nothing was started; afterwards every outcome is a `Result`."""
+    """Applies `plan`. Raises when nothing was started; afterwards every outcome is a `Result`, a Ctrl-C too."""
     agent = fleet.agent(plan.target)
     spec = plan.spec
     # Before anything can fail: after a launch that never got far, @last must not mean the one before.
@@ -82,9 +87,13 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     result = Result(plan=plan, log=str(started["log"]))
     if started["never_started"] is None:
         _reach(result, "accepted", f"{started['root']}, bundle {spec.bundle} verified", float(started["now"]), watcher)
-    _climb(result, agent, watcher)
-    if not result.verified:
-        result.tail = _tail(agent, spec.run_id)
+    try:
+        _climb(result, agent, watcher)
+        if not result.verified:
+            result.tail = _tail(agent, spec.run_id)
+    except KeyboardInterrupt:
+        result.interrupted = True
+        result.why = result.why or f"the watching was broken off, no {plan.until} had been proven until then"
     return result
 
 
@@ -101,8 +110,10 @@ def _prepare(agent: Agent, plan: Plan, watcher: Watcher) -> None:
         python=plan.target.python,
     ) as frames:  # fmt: skip
         for frame in frames:
-            if line := frame.get("line"):
-                watcher.step(f"environment: {line}")
+            if step := frame.get("step"):
+                watcher.step(f"environment: {step}")
+            elif line := frame.get("line"):
+                watcher.output(f"environment: {line}")
 
 
 def _start(agent: Agent, plan: Plan, refused: str | None) -> dict[str, Any]:
@@ -156,7 +167,7 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
             raise NotFound(
                 "its run directory has vanished from the target", target=plan.target.name, run_id=plan.spec.run_id
             )
-        probe = from_json(Probe, frame["runs"][0])
+        probe = understood(Probe, frame["runs"][0], plan.target)
         verdict = health.judge(probe)
         rung, evidence = health.rung(probe, verdict)
         result.probe, result.verdict = probe, verdict
@@ -189,7 +200,10 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
                 return
         phase = (probe.heartbeat.phase if probe.heartbeat else None) or probe.summary.phase or ""
         compiling_since = (compiling_since or now) if "compil" in phase else None
-        watcher.phase(phase or verdict.state, f"{phase}: {verdict.why}" if phase else verdict.why)
+        if proven and not over:
+            watcher.phase("watching it go on", f"watching it go on: {verdict.why}")
+        else:
+            watcher.phase(phase or verdict.state, verdict.why if phase in verdict.why else f"{phase}: {verdict.why}")
         late = now - begun > limit_s
         if late and plan.timeout_s is None and compiling_since is not None:
             late = now - compiling_since > COMPILE_S
