@@ -320,8 +320,17 @@ class LogFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierFile:
+    """A file that bore a log's name until the program rotated it away; this run's bytes begin at `base`."""
+
+    device: int
+    inode: int
+    base: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignLog:
-    """A log the program writes by itself. Only what comes after `base` is this run's."""
+    """A log the program writes by itself. Only what comes after `base` (and before `until`) is this run's."""
 
     path: str
     base: int
@@ -335,6 +344,15 @@ class ForeignLog:
     device: int
     inode: int
     size: int = 0
+    modified_at: float | None = None
+    """When the file was last written, as the probe saw it."""
+    shared: str | None = None
+    """Who else writes it (`pid 7 (python)`, `run ...`): from `until` on nobody can tell whose a line is."""
+    until: int | None = None
+    """Where this run's bytes end; None: at the end of the file."""
+    restarts: int = 0
+    """How often it began again at byte 0 while the run went on: emptied, or rotated away under `earlier`."""
+    earlier: list[EarlierFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -468,6 +486,10 @@ class Probe:
     """Kills for memory in the container since the attempt started."""
     program_exit: ProgramExit | None = None
     """The spawned process has ended; `exit` follows once nothing of the run is left."""
+    unreadable: list[str] = field(default_factory=list)
+    """Records that are there, and are no such record: something else wrote into the run directory."""
+    damaged: str | None = None
+    """Why the run directory does not even say what the run is; only `tree` is then worth reading."""
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------
@@ -578,7 +600,7 @@ def _load(hint: Any, data: Any, where: str) -> Any:
 def _load_dataclass(cls: type[Any], data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise Misfit(f"{where} needs an object, not {type(data).__name__}")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     values = {}
     for spec in dataclasses.fields(cls):
         if spec.name in data:
