@@ -62,8 +62,8 @@ def boot(agent: str, workdir: str, user: str) -> int:
             return refuse("preflight", "only root can run as another user, and %r is asked for" % user,
                           "log in as root or as that user, or drop `user:` in hosts.yaml")
     # A run that itself calls specctl must not lend its mark to the tmux server that its child run may start.
-    for name in [name for name in os.environ if name.startswith("SPECCTL_")]:
-        del os.environ[name]
+    for name in ("SPECCTL_RUN_ID", "SPECCTL_RUN_DIR", "SPECCTL_ATTEMPT", "SPECCTL_NONCE"):
+        os.environ.pop(name, None)
     workdir = os.path.abspath(os.path.expanduser(workdir))
     home = os.path.join(workdir, "agents", agent)
     if request["verb"] == "install":

@@ -236,14 +236,15 @@ class Supervisor:
         """The program's own ending; if it left well and others lived on, the first of those that ended badly."""
         ended = self.record.program_exit
         assert ended is not None
-        code, number = ended.code, ended.signal
+        code, number, ended_at = ended.code, ended.signal, ended.at
         if code == 0:
+            ended_at = now  # a program that left well has not ended while what it started lives
             bad = next((orphan for orphan in self.orphan_codes if orphan != 0), 0)
             code, number = (bad, None) if bad >= 0 else (None, -bad)
         summary = merge(follower.followed() for follower in self.followers)
         first = summary.findings[0] if summary.findings else None
         return ExitRecord(
-            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended.at),
+            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at),
             oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
             first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
             attempt=self.attempt, nonce=self.spec.nonce,
