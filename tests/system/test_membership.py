@@ -1,0 +1,91 @@
+"""Which processes are a run's: by mark, by descent, by record, by output; and which are another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.driver import Specctl, poll_until
+
+PYTHON = sys.executable
+
+
+def supervisor(specctl: Specctl, run_id: str) -> dict[str, int]:
+    return dict(json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text()))
+
+
+def test_a_program_that_lost_its_environment_is_still_the_runs(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("forgets.py"))
+    assert done.code == 0, done.out
+    run_id = done.json["run_id"]
+    record = supervisor(specctl, run_id)
+    os.kill(record["pid"], signal.SIGKILL)
+    step = specctl.status(run_id)["step"]
+    row = poll_until(lambda: (found := specctl.status(run_id))["step"] > step and found)
+    assert row["state"] == "RUNNING"
+    assert specctl("stop", run_id).code == 0
+    assert not Path(f"/proc/{record['program_pid']}").exists()
+
+
+def test_a_run_that_launches_a_run_does_not_own_it(specctl: Specctl) -> None:
+    specctl.program("steps.py")
+    nested = f"{PYTHON} -m orchestrator.cli launch local -- {PYTHON} steps.py"
+    forever = "n=0; while :; do echo step=$((n+=1)) tok/s=1; sleep .1; done"
+    outer = specctl.launch("--", "bash", "-c", f"{nested}; {forever}")
+    assert outer.code == 0, outer.out
+    [inner] = [run["run_id"] for run in specctl("status", "--json").json["runs"] if "steps" in run["run_id"]]
+    assert specctl("stop", outer.json["run_id"], "--now").code == 0
+    assert specctl.status(inner)["state"] == "RUNNING" and specctl.processes(inner)
+
+
+def test_none_is_left_is_not_said_of_a_chain_of_forks_that_goes_on(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("fork_chain.py")).json["run_id"]
+    done = specctl("stop", run_id, "--now", "--json")
+    alive = specctl.processes(run_id)
+    assert done.code == 0 or alive or done.json["state"] != "STOPPED"
+    if done.code == 0:
+        assert done.json["state"] == "STOPPED"
+        assert not alive, "it said that no process is left"
+    specctl.kill(run_id)
+
+
+def test_a_start_that_was_given_up_is_not_carried_out_later(specctl: Specctl) -> None:
+    (specctl.home / "bin").mkdir()
+    slow = specctl.home / "bin" / "tmux"
+    slow.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *new-session*) (sleep 14; exec /usr/bin/tmux "$@") >/dev/null 2>&1 & exit 0;; esac\n'
+        'exec /usr/bin/tmux "$@"\n'
+    )
+    slow.chmod(0o755)
+    path = f"{specctl.home / 'bin'}:{os.environ['PATH']}"
+    done = specctl.launch("--", PYTHON, specctl.program("steps.py"), PATH=path)
+    run_id = done.json["run_id"]
+    assert done.code == 1 and done.json["state"] == "NEVER_STARTED"
+    server = specctl.workdir / f"tmux-{os.geteuid()}"
+    poll_until(server.exists, what="the late session")
+    poll_until(lambda: not specctl.processes(run_id))
+    row = specctl.status(run_id)
+    assert row["state"] == "NEVER_STARTED" and row["step"] is None
+    assert not (specctl.run_dir(run_id) / f"{run_id}.a1.log").exists()
+    assert not (specctl.run_dir(run_id) / "env").exists(), "the environment may hold secrets"
+
+
+def test_a_workdir_is_a_path_and_nothing_else(specctl: Specctl) -> None:
+    strange = specctl.home / "w #(touch pwned) $(touch pwned) 'q' #{pane_id}"
+    specctl.inventory.write_text(f'targets:\n  local: {{workdir: "{strange}"}}\n')
+    done = specctl.launch("--", "sh", "-c", "pwd; echo step=1 tok/s=1")
+    assert done.code == 0, done.out + done.err
+    assert specctl("logs", "@last").out.splitlines()[0].startswith(str(strange))
+    assert not list(specctl.home.rglob("pwned")) and not Path("/pwned").exists()
+
+
+def test_what_is_shipped_is_its_users_alone(specctl: Specctl) -> None:
+    (specctl.project / ".env").write_text("KEY=1")
+    run_id = specctl.launch("--", "sh", "-c", "echo step=1 tok/s=1").json["run_id"]
+    assert specctl.run_dir(run_id).stat().st_mode & 0o077 == 0
+    for bundle in (specctl.workdir / "bundles").iterdir():
+        assert bundle.stat().st_mode & 0o077 == 0
