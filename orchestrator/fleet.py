@@ -32,6 +32,8 @@ class TargetView:
     older: int = 0
     gpus: list[dict[str, Any]] = field(default_factory=list)
     gpus_error: str | None = None
+    no_workdir: bool = False
+    """Its workdir does not exist: nothing was ever launched there, and its GPUs were not asked for."""
 
 
 class Fleet:
@@ -112,7 +114,7 @@ class Fleet:
         try:
             if final is None:
                 raise agent.unanswered(leg.result, bytes(reader.noise))
-            if final.get("missing"):
+            if final.get("missing") == "agent":
                 return self._ask(target, request)
             return _view(target, agent.checked(final))
         except SpecctlError as error:
@@ -147,5 +149,5 @@ def _view(target: Target, frame: dict[str, Any]) -> TargetView:
     answer = understood(_Answer, frame, target)
     return TargetView(
         target=target, now=answer.now, runs=answer.runs, older=answer.older, gpus=answer.gpus,
-        gpus_error=answer.gpus_error,
+        gpus_error=answer.gpus_error, no_workdir=frame.get("missing") == "workdir",
     )  # fmt: skip

@@ -124,7 +124,7 @@ class Agent:
 
     def call(self, verb: str, *, payload: bytes = b"", deadline_s: float = QUICK_S, **fields: Any) -> dict[str, Any]:
         """The final frame of `verb`. Raises what the agent refused, or why it could not be asked."""
-        for attempt in (1, 2):
+        for _ in range(2):
             token = secrets.token_hex(8)
             request = self.request(verb, token, deadline_s, **fields)
             done = self.transport.run(self.argv(), stdin=request + payload, deadline_s=deadline_s)
@@ -132,7 +132,7 @@ class Agent:
             final = self._final(reader.feed(done.stdout))
             if final is None:
                 raise self.unanswered(done, bytes(reader.noise))
-            if final.get("missing") and attempt == 1:
+            if final.get("missing") == "agent":
                 self.install()
                 continue
             return self.checked(final)
@@ -183,6 +183,8 @@ class Agent:
     def checked(self, final: dict[str, Any]) -> dict[str, Any]:
         error = final.get("error")
         if error is None:
+            if final.get("missing") and "runs" not in final:
+                raise errors.AgentError("its agent has vanished", target=self.target.name, hint="ask again")
             return final
         kind = KINDS.get(str(error["kind"]), errors.AgentError)
         raise kind(str(error["message"]), target=self.target.name, hint=error.get("hint"))

@@ -7,8 +7,11 @@ Python 3.6, if only to say that it is too old. argv: AGENT_HASH WORKDIR USER. st
 import json
 import os
 import sys
+import time
 import zlib
 from typing import BinaryIO, Callable
+
+READS = ("probe", "logs", "stop")
 
 
 def boot(agent: str, workdir: str, user: str) -> int:
@@ -46,7 +49,7 @@ def boot(agent: str, workdir: str, user: str) -> int:
                           "create it there, or change `user:` in hosts.yaml")
         os.environ.update(HOME=who.pw_dir, USER=user, LOGNAME=user, SHELL=who.pw_shell or "/bin/sh")
         workdir = os.path.expanduser(workdir)
-        if not os.path.isdir(workdir):
+        if not os.path.isdir(workdir) and request["verb"] not in READS:
             try:
                 os.makedirs(workdir)
                 os.chown(workdir, who.pw_uid, who.pw_gid)
@@ -65,6 +68,15 @@ def boot(agent: str, workdir: str, user: str) -> int:
     for name in ("SPECCTL_RUN_ID", "SPECCTL_RUN_DIR", "SPECCTL_ATTEMPT", "SPECCTL_NONCE"):
         os.environ.pop(name, None)
     workdir = os.path.abspath(os.path.expanduser(workdir))
+    if request["verb"] in READS:
+        # To look at a target leaves nothing there: without a workdir there is no run, and none is made to say so.
+        try:
+            os.stat(workdir)
+        except (FileNotFoundError, NotADirectoryError):
+            return answer(final=True, missing="workdir", workdir=workdir, now=time.time(), runs=[], older=0, gpus=[],
+                          gpus_error=None)
+        except OSError as error:
+            return refuse("preflight", "the workdir cannot be looked into: %s" % error)
     home = os.path.join(workdir, "agents", agent)
     if request["verb"] == "install":
         return install(stdin, request, home, answer, refuse)
