@@ -81,7 +81,7 @@ def collect(source: Path | None) -> Bundle:
             raise ConfigError(f"--source {source}: not a directory")
         inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true\n"
         names = git_files(source) if inside else plain_files(source)
-        _refuse_big(source, names)
+        _refuse_big(source, names, in_git=inside)
         files.update({f"project/{name}": source / name for name in names})
         if inside:
             commit = (_git(source, "rev-parse", "--verify", "-q", "HEAD") or "").strip() or None
@@ -124,10 +124,11 @@ def _ignored(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED)
 
 
-def _refuse_big(root: Path, names: list[str]) -> None:
+def _refuse_big(root: Path, names: list[str], *, in_git: bool) -> None:
     sizes = sorted(((root / name).lstat().st_size, name) for name in names)
     big = [(size, name) for size, name in sizes if size > FILE_MIB << 20]
-    hint = "add it to .gitignore (data belongs on the target), or choose another folder with --source DIR"
+    aside = "add it to .gitignore" if in_git else "keep it outside this folder"
+    hint = f"{aside} (data belongs on the target), or ship another folder with --source DIR, or none with --no-source"
     if big:
         listed = ", ".join(f"{name} ({size / (1 << 20):.0f} MiB)" for size, name in reversed(big[-5:]))
         raise BundleError(f"{root}: too big to be code (over {FILE_MIB} MiB): {listed}", hint=hint)
@@ -135,8 +136,8 @@ def _refuse_big(root: Path, names: list[str]) -> None:
     if len(names) > FILES or total > TOTAL_MIB << 20:
         listed = ", ".join(f"{name} ({size / (1 << 20):.1f} MiB)" for size, name in reversed(sizes[-5:]))
         raise BundleError(
-            f"{root} holds {len(names)} files, {total >> 20} MiB: that is more than a project's code "
-            f"(at most {FILES} files, {TOTAL_MIB} MiB). The largest: {listed}",
+            f"{root} holds {len(names):,} files, {total >> 20} MiB: that is more than a project's code "
+            f"(at most {FILES:,} files, {TOTAL_MIB} MiB). The largest: {listed}",
             hint="launch from the project's own folder, or name it with --source DIR (--no-source ships none)",
         )
 

@@ -7,9 +7,12 @@ Results go to stdout, everything else to stderr. Exit codes: 0 yes, 1 the answer
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
+import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -18,16 +21,20 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperCommand
 
 from orchestrator import plan as planning
-from orchestrator.errors import SpecctlError
+from orchestrator import streams
+from orchestrator.errors import ConfigError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.render import json as as_json
 from orchestrator.render import launch as show_launch
+from orchestrator.render import logs as show_logs
 from orchestrator.render import status as show_status
-from orchestrator.render.text import BAD, age, colour, size
+from orchestrator.render import stop as show_stop
+from orchestrator.render.text import BAD, line
 from orchestrator.verbs import launch as launch_verb
 from orchestrator.verbs import logs as logs_verb
 from orchestrator.verbs import status as status_verb
@@ -39,6 +46,14 @@ app = typer.Typer(
 )  # fmt: skip
 
 COMMAND = "specctl.command"
+UsageError: Any = typer.BadParameter.__base__
+DAY_S = 86400.0
+
+
+class Interrupted(SpecctlError):
+    """Ctrl-C, when there is something to say about it."""
+
+    exit_code = 130
 
 
 class Until(str, Enum):
@@ -50,15 +65,61 @@ class LaunchCommand(TyperCommand):
     """`--` separates TARGET and options from the program's own words, which click alone would mix up."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            words = _words_of_a_command(typed)
+            if COMMAND in ctx.meta or not words:
+                raise
+            target, *command = words if _is_target(ctx, words[0]) else ["[TARGET]", *words]
+            raise ConfigError(
+                f"{_sentence(error)}: the program's own words stand after --",
+                hint=f"specctl launch {target} -- {shlex.join(command) or 'CMD...'}",
+            ) from error
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- CMD...]"]
 
 
+def _is_target(ctx: Any, word: str) -> bool:
+    try:
+        return word in _inventory(ctx.find_root().params.get("inventory")).targets
+    except SpecctlError:
+        return False
+
+
+def _words_of_a_command(args: list[str]) -> list[str]:
+    """From the first word that is neither an option nor an option's value: where a forgotten `--` was meant."""
+    valued = {"--config", "--name", "--until", "--timeout", "--note", "--source", "--inventory"}
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        at += 2 if args[at] in valued else 1
+    return args[at:]
+
+
+def _seconds(least: float, most: float) -> Any:
+    """A parser of seconds within bounds: `inf` and `nan` are numbers to Python, and no time to wait."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise typer.BadParameter(f"{text!r} is no number of seconds between {least:g} and {most:,.0f}")
+        return value
+
+    return parse
+
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="An id, a part of one, or @last; your only live run.", show_default=False),
+]
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", metavar="FILE", help="Which hosts.yaml to use.", show_default=False)
 ]
@@ -86,16 +147,23 @@ def root(
 @app.command(cls=LaunchCommand)
 def launch(
     ctx: typer.Context,
-    target: Annotated[str | None, typer.Argument(help="Where to run; hosts.yaml's default if left out.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Train with this configuration (YAML).")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[TARGET]", help="Where to run; hosts.yaml's default if left out.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Train with this (YAML); with a CMD, specctl's own keys.")
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="SLUG", help="A word for the run id.")] = None,
     until: Annotated[Until, typer.Option(help="What must be seen for the launch to count.")] = Until.step,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="S", help="Seconds to wait for it.  [600, and compile warm-up's own 1800]"),
+        typer.Option(
+            parser=_seconds(0.1, 7 * DAY_S), metavar="S",
+            help="Seconds to wait for it.  [600, and compile warm-up's own 1800]",
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done, and do nothing.")] = False,
-    note: Annotated[str, typer.Option(help="A line to remember the run by.", show_default=False)] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A line to remember the run by.", show_default=False)] = "",
     source: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The project to ship.  [the current directory]")
     ] = None,
@@ -117,17 +185,22 @@ def launch(
         if plan:
             print(as_json.text(as_json.of_plan(planned))) if json else show_launch.show_plan(_stdout(), planned)
             return
+        run_id = planned.spec.run_id
         try:
-            with show_launch.Progress(_stderr()) as progress:
+            with show_launch.Progress(_stderr(), planned) as progress:
                 result = launch_verb.run(planned, fleet, progress)
         except KeyboardInterrupt:
-            run_id = planned.spec.run_id
-            _say(f"stopped watching. If {run_id} was started, it goes on: specctl status {run_id}")
-            raise typer.Exit(130) from None
+            raise Interrupted(
+                f"stopped watching before the start was answered: if {run_id} was started, it goes on",
+                hint=f"{_program()} status {run_id}",
+            ) from None
         if json:
             print(as_json.text(as_json.of_launch(result)))
-        else:
+        elif not result.interrupted:
             show_launch.show_result(_stdout(), result, program=_program())
+        if result.interrupted:
+            _say(show_launch.left(result, program=_program()))
+            raise typer.Exit(130)
         raise typer.Exit(0 if result.verified else 1)
 
 
@@ -158,17 +231,17 @@ def status(
 @app.command()
 def logs(
     ctx: typer.Context,
-    run: Annotated[str | None, typer.Argument(help="An id, a part of one, or @last; your only live run.")] = None,
+    run: RunArgument = None,
     grep: Annotated[str | None, typer.Option("--grep", "-e", metavar="ERE", help="Only lines that match.")] = None,
     last: Annotated[int | None, typer.Option("-n", min=0, metavar="N", help="Only the last N lines.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
-    after: Annotated[int, typer.Option("-A", min=0, metavar="N", help="Lines after a match.")] = 0,
-    before: Annotated[int, typer.Option("-B", min=0, metavar="N", help="Lines before a match.")] = 0,
-    around: Annotated[int, typer.Option("-C", min=0, metavar="N", help="Lines around a match.")] = 0,
+    after: Annotated[int | None, typer.Option("-A", min=0, metavar="N", help="Lines after a match.")] = None,
+    before: Annotated[int | None, typer.Option("-B", min=0, metavar="N", help="Lines before a match.")] = None,
+    around: Annotated[int | None, typer.Option("-C", min=0, metavar="N", help="Lines around a match.")] = None,
     ignore_case: Annotated[bool, typer.Option("-i", help="Ignore case.")] = False,
     invert: Annotated[bool, typer.Option("-v", help="Lines that do not match.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, metavar="K", help="Which attempt.  [the newest]")] = None,
-    json: JsonOption = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, for programs.")] = False,
     inventory: InventoryOption = None,
 ) -> None:
     """Print lines of a run's own log, searched where it lies.
@@ -177,47 +250,46 @@ def logs(
     Exits 1 when nothing matched; with -f, 0 or 1 by how the run ended, and 3 when the link was lost.
     """
     with _errors(json), _fleet(ctx, inventory) as fleet:
+        given = {"-A": after, "-B": before, "-C": around, "-i": ignore_case or None, "-v": invert or None}
+        alone = [option for option, value in given.items() if value is not None]
+        if grep is None and alone:
+            raise ConfigError(f"{', '.join(alone)} without --grep: there is nothing to match", hint="add --grep ERE")
         request = logs_verb.Request(
-            run=run, grep=grep, last=last, follow=follow, after=after or around, before=before or around,
-            ignore_case=ignore_case, invert=invert, attempt=attempt,
+            run=run, grep=grep, last=last, follow=follow, after=(around if after is None else after) or 0,
+            before=(around if before is None else before) or 0, ignore_case=ignore_case, invert=invert, attempt=attempt,
         )  # fmt: skip
-        out = sys.stdout.buffer
         with logs_verb.run(fleet, request) as found:
             for note in found.notes:
                 _say(note)
-            for line in found.lines:
-                text = as_json.text(as_json.of_line(found, line)) if json else line.line
-                out.write(text.encode("utf-8", "surrogateescape") + b"\n")
-                if follow:
-                    out.flush()
-        out.flush()
-        _say(_of_what(found))
+            try:
+                for one in found.lines:
+                    streams.write_line(as_json.text(as_json.of_line(found, one)) if json else one.line)
+                    if follow:
+                        sys.stdout.flush()
+            except KeyboardInterrupt:
+                sys.stdout.flush()
+                said = "stopped following; the run goes on" if follow else "broken off; there is more"
+                _say(show_logs.broken_off(found, time.time(), said))
+                raise typer.Exit(130) from None
+            except UnreachableError:
+                sys.stdout.flush()
+                _say(show_logs.broken_off(found, time.time(), "link lost, state unknown"))
+                raise
+        sys.stdout.flush()
+        _say(show_logs.of_what(found, grep))
         assert found.verdict is not None
         if follow:
             raise typer.Exit(1 if found.verdict.state in BAD else 0)
-        raise typer.Exit(0 if found.matched else 1)
-
-
-def _of_what(found: logs_verb.Logs) -> str:
-    """The line that says what the lines were of: a wrong run's log is how a day was once lost."""
-    probe, verdict = found.probe, found.verdict
-    assert verdict is not None
-    byte_age = age(probe.observed_at - probe.log.modified_at) + " ago" if probe.log.size else "no byte yet"
-    text = (
-        f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: {verdict.state} ({verdict.why}); "
-        f"{found.matched:,} of {found.total:,} lines; last byte {byte_age}"
-    )
-    for log in found.foreign:
-        text += f"; also {log['path']} from byte {log['base']:,} on ({size(log['before'])} from before are not shown)"
-    return text
+        some = found.matched or (last == 0 and grep is None and found.total)
+        raise typer.Exit(0 if some else 1)
 
 
 @app.command()
 def stop(
     ctx: typer.Context,
-    run: Annotated[str | None, typer.Argument(help="An id, a part of one, or @last; your only live run.")] = None,
+    run: RunArgument = None,
     grace: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="Seconds between TERM and KILL.")
+        float, typer.Option(parser=_seconds(0.0, DAY_S), metavar="S", help="Seconds between TERM and KILL.")
     ] = stop_verb.GRACE_S,
     now: Annotated[bool, typer.Option("--now", help="KILL at once.")] = False,
     json: JsonOption = False,
@@ -226,27 +298,14 @@ def stop(
     """End a run: TERM once, wait, KILL, look again. "Stopped" is said only when no process of it is left."""
     with _errors(json), _fleet(ctx, inventory) as fleet:
         try:
-            result = stop_verb.run(fleet, run, grace_s=grace, now=now, tell=_say)
+            with show_stop.Waiting(_stderr()) as waiting:
+                result = stop_verb.run(fleet, run, grace_s=grace, now=now, watcher=waiting)
         except KeyboardInterrupt:
-            _say("stopped watching; the stop goes on there: specctl status")
-            raise typer.Exit(130) from None
-        if json:
-            print(as_json.text(as_json.of_stop(result)))
-        else:
-            _show_stop(_stdout(), result)
+            raise Interrupted(
+                "stopped watching; a stop that was asked for goes on there", hint=f"{_program()} status"
+            ) from None
+        print(as_json.text(as_json.of_stop(result))) if json else show_stop.show(_stdout(), result)
         raise typer.Exit(1 if result.remaining else 0)
-
-
-def _show_stop(console: Console, result: stop_verb.Result) -> None:
-    verdict, run_id = result.verdict, result.probe.run_id
-    state = f"[{colour(verdict.state)}]{verdict.state}[/]"
-    if result.remaining:
-        console.print(f"{state} {run_id}: not stopped, {len(result.remaining)} processes are left:", highlight=False)
-        for one in result.remaining:
-            console.print(f"  pid {one.pid}  {one.name}  state {one.state}", highlight=False, markup=False)
-        return
-    lead = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
-    console.print(f"{state} {run_id}: {lead} ({verdict.why})", highlight=False, soft_wrap=True)
 
 
 # --- plumbing -------------------------------------------------------------------------------------------------------
@@ -266,13 +325,16 @@ def _stderr() -> Console:
 
 
 def _say(text: str) -> None:
-    _stderr().print(text, style="dim", markup=False, soft_wrap=True)
+    line(_stderr(), text, first=0, style="dim")
+
+
+def _inventory(explicit: str | None) -> Inventory:
+    return load_inventory(explicit, environ=os.environ, cwd=Path.cwd(), home=Path.home())
 
 
 @contextmanager
 def _fleet(ctx: typer.Context, inventory: str | None) -> Iterator[Fleet]:
-    found = load_inventory(inventory or ctx.obj, environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    fleet = Fleet(found)
+    fleet = Fleet(_inventory(inventory or ctx.obj))
     try:
         yield fleet
     finally:
@@ -287,25 +349,42 @@ def _errors(json: bool) -> Iterator[None]:
     except SpecctlError as error:
         if json:
             print(as_json.text(as_json.of_error(error)))
-        console = _stderr()
-        console.print("error: ", style="bold red", end="")
-        console.print(str(error), markup=False, soft_wrap=True)
-        if error.hint:
-            console.print(f"  {error.hint}", style="cyan", markup=False, soft_wrap=True)
+        _complain(error)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:
-        # `specctl logs | head` has seen enough; Python must not complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
 
 
-def main(argv: list[str] | None = None) -> Any:
-    return app(args=argv, prog_name="specctl")
+def _complain(error: SpecctlError) -> None:
+    console = _stderr()
+    lead = "" if isinstance(error, Interrupted) else "error: "
+    first, *rest = str(error).splitlines() or [""]
+    line(console, Text.assemble((lead, "bold red"), first), first=0)
+    for text in rest:
+        line(console, text)
+    if error.hint:
+        line(console, error.hint, style="cyan")
 
 
+def _sentence(error: Any) -> str:
+    """What click says, as the other errors here are said."""
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
-if __name__ == "__main__":
-    main()
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of one command."""
+    try:
+        code = app(args=argv, prog_name="specctl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SpecctlError as error:
+        _complain(error)
+        return error.exit_code
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # it has printed the help
+        path = error.ctx.command_path if error.ctx else "specctl"
+        _complain(ConfigError(_sentence(error), hint=f"{path} --help"))
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        return 130

@@ -108,7 +108,9 @@ def load_inventory(explicit: str | None, *, environ: Mapping[str, str], cwd: Pat
     for given, origin in ((explicit, "--inventory"), (environ.get(VARIABLE), f"${VARIABLE}")):
         if given:
             path = cwd / Path(given).expanduser()
-            if not path.is_file():
+            if path.is_dir():
+                raise ConfigError(f"{given}: is a directory, not a hosts.yaml", hint=f"{origin} names it")
+            if not path.exists():
                 raise ConfigError(f"{given}: no such file", hint=f"{origin} names it")
             return read_inventory(path, name=given)
     candidates = (cwd / "hosts.yaml", home / ".config" / "specctl" / "hosts.yaml")

@@ -11,20 +11,22 @@ import importlib.util
 import os
 import re
 import secrets
+import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from orchestrator import index, logscan
 from orchestrator.bundle import Bundle, collect
 from orchestrator.errors import ConfigError
 from orchestrator.inventory import Inventory, Target
 from orchestrator.model import RunSpec, make_run_id
-from typedyaml import Model, Str, TypedYamlError, load
+from orchestrator.naming import name_of
+from typedyaml import Model, ProblemAt, Str, TypedYamlError, load
 
 Until = Literal["process", "step"]
 
@@ -60,11 +62,25 @@ class Plan:
     timeout_s: float | None
 
 
-class LaunchKeys(Model, extra="ignore"):
-    """The keys of a configuration that are specctl's; the program reads the others by itself."""
+class LaunchKeys(Model):
+    """The keys of a configuration that are specctl's: all that it may hold beside a command."""
 
     requirements: list[Str] | None = None
     patterns: dict[Str, Str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _patterns_can_be_read(self) -> LaunchKeys:
+        for name, text in self.patterns.items():
+            try:
+                logscan.Scanner(patterns={name: text})
+            except ValueError as error:
+                said = re.sub(rf"^patterns: ({re.escape(name)}: )?", "", str(error))  # the key is named already
+                raise ProblemAt(("patterns", name), said) from None
+        return self
+
+
+class TrainerKeys(LaunchKeys, extra="ignore"):
+    """The same keys of a trainer's configuration, which reads the others by itself."""
 
 
 def plan(request: Request, inventory: Inventory) -> Plan:
@@ -73,21 +89,11 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     if not request.config and not request.command:
         raise ConfigError(
             "nothing to launch: give --config FILE for the trainer, or a command after --",
-            hint="specctl launch local --config configs/smollm2-cpu.yaml",
+            hint="specctl launch [TARGET] --config FILE, or specctl launch [TARGET] -- CMD...",
         )
     keys, text = LaunchKeys(), None
     if request.config is not None:
-        try:
-            keys = load(request.config, LaunchKeys)
-            text = request.config.read_text(encoding="utf-8")
-        except TypedYamlError as error:
-            raise ConfigError(str(error)) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{request.config}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        logscan.Scanner(patterns=keys.patterns)
-    except ValueError as error:
-        raise ConfigError(f"{request.config}: patterns: {error}") from error
+        keys, text = read_config(request.config, trainer=not request.command)
     values = {}
     for name in target.secrets:
         if name not in os.environ:
@@ -98,7 +104,7 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     bundle = collect(request.source)
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
     argv = request.command or [python or "python", "-m", "trainer", "train", "{config}"]
-    slug = request.name or (request.config.stem if request.config and not request.command else _slug(argv))
+    slug = request.name or (request.config.stem if request.config and not request.command else name_of(argv))
     env = dict(target.env)
     if not request.command:
         # The trainer that was shipped is meant, whatever the project has of that name in its own folder.
@@ -116,6 +122,49 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements, secrets=values,
         until=request.until, timeout_s=request.timeout_s,
     )  # fmt: skip
+
+
+def read_config(path: Path, *, trainer: bool) -> tuple[LaunchKeys, str]:
+    """specctl's keys of a configuration, and its text. Raises `ConfigError` with file, line and key."""
+    try:
+        keys = load(path, TrainerKeys if trainer else LaunchKeys)
+        text = path.expanduser().read_text(encoding="utf-8")
+    except TypedYamlError as error:
+        hint = None
+        if not trainer and "unknown key" in error.problem:
+            hint = "beside a command the file is specctl's alone; what the program reads it names among its own words"
+        raise ConfigError(str(error), hint=hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if trainer and (refused := _trainer_refuses(path)):
+        raise ConfigError(refused)
+    return keys, text
+
+
+CHECK = """
+import sys
+sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
+from trainer.config import ConfigError, load_config
+try:
+    load_config(sys.argv[2])
+except ConfigError as error:
+    sys.exit(f"{error}")
+"""
+
+
+def _trainer_refuses(path: Path) -> str | None:
+    """What the trainer that is shipped says of its configuration, asked as a program of its own; None: it is content,
+    or could not be asked here, and will be there."""
+    found = importlib.util.find_spec("trainer")
+    if found is None or not found.submodule_search_locations:
+        return None
+    home = Path(found.submodule_search_locations[0]).parent
+    asked = subprocess.run(
+        [sys.executable, "-c", CHECK, str(home), str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    said = asked.stderr.decode("utf-8", "replace").strip()
+    return said if asked.returncode == 1 and said and "Traceback (most recent call last)" not in said else None
 
 
 def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool) -> tuple[str | None, list[str]]:
@@ -152,9 +201,3 @@ def trainer_requirements() -> list[str]:
 def _env_hash(requirements: list[str], python: str | None) -> str:
     return hashlib.sha256("\n".join([python or "", *sorted(requirements)]).encode()).hexdigest()[:16]
 
-
-def _slug(argv: list[str]) -> str:
-    """A name for a command: its script's, if it has one, else the program's."""
-    shells = {"bash", "sh", "env", "python", "python3", "torchrun", "nohup", "exec"}
-    names = [Path(word).stem for word in argv if not word.startswith("-") and len(word) < 200]
-    return next((name for name in names if name not in shells), names[0] if names else "run")

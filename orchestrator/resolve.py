@@ -5,7 +5,7 @@ Everything here is decided on what the targets say now. The local index only say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator import health, index
@@ -15,6 +15,8 @@ from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict, is_run_id
 
 LAST = "@last"
+PART = 3
+"""Characters that a part of an id needs for a stop: fewer are a slip of the finger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,11 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
     wanted = query
     if query is not None and query != LAST and not any(character.isalnum() for character in query):
         raise NotFound(f"{query!r} is no part of a run id", hint="specctl status lists the runs there are")
+    if careful and query is not None and query != LAST and len(query) < PART:
+        raise NotFound(
+            f"{query!r} is too short a part of an id for what cannot be undone",
+            hint=f"give at least {PART} characters of it; specctl status lists the runs there are",
+        )
     if query == LAST:
         known = [launch for launch in launches if launch.target in fleet.inventory.targets]
         if not known:
@@ -77,7 +84,8 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
     runs = [run for view in views for run in runs_of(view)]
     silent = [view for view in views if view.error is not None]
     if wanted is None:
-        return Resolved(run=_only_live(runs, silent), notes=notes)
+        only = _only_live(runs, silent)
+        return Resolved(run=only, notes=[f"your only live run is {only.run_id} on {only.target.name}"])
     exact = [run for run in runs if run.run_id == wanted]
     fitting = exact or [run for run in runs if wanted in run.run_id]
     if not fitting:
@@ -131,12 +139,16 @@ def _why(views: Sequence[TargetView]) -> str:
 
 
 def _candidates(runs: Sequence[Run]) -> str:
-    newest = sorted(runs, key=lambda run: run.probe.created_at, reverse=True)[:10]
-    return "which of: " + ", ".join(f"{run.run_id} ({run.verdict.state} on {run.target.name})" for run in newest)
+    return "which of: " + _newest(runs, 10, lambda run: f"{run.run_id} ({run.verdict.state} on {run.target.name})")
 
 
 def _hint(runs: Sequence[Run]) -> str:
     if not runs:
         return "specctl launch starts one"
-    newest = sorted(runs, key=lambda run: run.probe.created_at, reverse=True)[:5]
-    return "there are: " + ", ".join(f"{run.run_id} ({run.verdict.state})" for run in newest)
+    return "there are: " + _newest(runs, 5, lambda run: f"{run.run_id} ({run.verdict.state})")
+
+
+def _newest(runs: Sequence[Run], limit: int, text: Callable[[Run], str]) -> str:
+    newest = sorted(runs, key=lambda run: run.probe.created_at, reverse=True)
+    more = f", and {len(runs) - limit} more" if len(runs) > limit else ""
+    return ", ".join(map(text, newest[:limit])) + more

@@ -65,7 +65,7 @@ class Specctl:
 
     def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", *words], cwd=self.project, env={**self.environ, **environ},
+            [sys.executable, "-m", "orchestrator", *words], cwd=self.project, env={**self.environ, **environ},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

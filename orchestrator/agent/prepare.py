@@ -1,7 +1,8 @@
 """`prepare`: a virtual environment named by the hash of the requirements it is made from.
 
-Made once, under a lock, in its final place (a venv cannot be moved); a marker says that it is whole. Each line of pip's
-output is a frame, so that the laptop sees progress and never confuses a slow download with a dead link.
+Made once, under a lock, in its final place (a venv cannot be moved); a marker says that it is whole. Each command is a
+frame (`step`) and so is each line of its output (`line`), so that the laptop sees progress and never confuses a slow
+download with a dead link.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def run(call: Call) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            call.emit({"line": "another launch is making this environment; waiting for it"})
+            call.emit({"step": "another launch is making this environment; waiting for it"})
             fcntl.flock(lock, fcntl.LOCK_EX)
         made = not os.path.exists(marker)
         if made:
@@ -49,7 +50,7 @@ def make(home: str, requirements: list[str], python: str | None, emit: Callable[
         pip = [f"{home}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
         steps.append([*pip, *requirements])
     for argv in steps:
-        emit({"line": " ".join(argv)})
+        emit({"step": " ".join(argv)})
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ

@@ -81,7 +81,7 @@ def of_status(result: status.Result) -> dict[str, Any]:
         runs=[of_run(run) for run in result.runs],
         targets=[
             {
-                "name": view.target.name, "reachable": view.error is None,
+                "name": view.target.name, "reachable": view.error is None, "no_workdir": view.no_workdir,
                 "state": "UNREACHABLE" if view.error else None,
                 "error": str(view.error) if view.error else None, "hint": view.error.hint if view.error else None,
                 "observed_at": view.now, "gpus": view.gpus, "gpus_error": view.gpus_error,

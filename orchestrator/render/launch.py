@@ -5,27 +5,37 @@ With a terminal the line at the bottom moves; without one every change is a plai
 
 from __future__ import annotations
 
+import shlex
 import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.status import Status
+from rich.spinner import Spinner
+from rich.text import Text
 
-from orchestrator.model import Evidence, Rung
+from orchestrator.health import headline
+from orchestrator.model import RUNGS, Evidence, Rung
 from orchestrator.plan import Plan
-from orchestrator.render.text import colour, headline, size
+from orchestrator.render.text import at_home, colour, count, line, plain, size
 from orchestrator.verbs.launch import Result
+
+INDENT = 22
+"""Where the words of a rung begin, and where they go on when they need a second row."""
 
 
 class Progress:
     """A `launch.Watcher` that prints. Use as a context manager."""
 
-    def __init__(self, console: Console, *, live: bool = True) -> None:
-        self.console = console
+    def __init__(self, console: Console, plan: Plan, *, live: bool = True) -> None:
+        self.console, self.plan = console, plan
         self.begun = time.monotonic()
-        self._live = Status("", console=console, spinner="dots") if live and console.is_terminal else None
-        self._said = ""
+        self._bottom = Spinner("line" if plain(console) else "dots")
+        self._live: Live | None = None
+        if live and console.is_terminal:
+            self._live = Live(self, console=console, refresh_per_second=10, transient=True)
+        self._busy_with = self._said = ""
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -36,31 +46,42 @@ class Progress:
         if self._live:
             self._live.stop()
 
+    def __rich__(self) -> Spinner:
+        """The line at the bottom: drawn anew all the time, so that its seconds go on while nothing else moves."""
+        text = f"{time.monotonic() - self.begun:.0f} s  {self._busy_with}"
+        self._bottom.update(text=Text(_one_line(text, self.console.width - 4), style="cyan"))
+        return self._bottom
+
     def step(self, text: str) -> None:
         self._busy(text, text)
 
     def phase(self, phase: str, detail: str) -> None:
         self._busy(phase, detail)
 
+    def output(self, line: str) -> None:
+        self._busy_with = line
+
     def rung(self, rung: Rung, evidence: Evidence) -> None:
-        spent = f"{time.monotonic() - self.begun:5.1f} s"
-        self.console.print(
-            f"[dim]{spent}[/]  [green]✓[/] [bold]{rung:<9}[/] {escape(evidence.value)}", highlight=False, soft_wrap=True
-        )
+        tick = "+" if plain(self.console) else "✓"
+        text = Text.assemble(
+            (f"{time.monotonic() - self.begun:5.1f} s", "dim"), "  ", (tick, "green"), " ", (f"{rung:<9}", "bold"), " ",
+            at_home(evidence.value, self.plan.target),
+        )  # fmt: skip
+        line(self.console, text, first=0, indent=INDENT)
 
     def _busy(self, brief: str, detail: str) -> None:
         """A terminal's last line shows the detail as it changes; plain lines are written for what is new only."""
-        if self._live:
-            self._live.update(f"[cyan]{escape(_one_line(detail, self.console.width - 4))}[/]")
-        elif brief != self._said:
+        self._busy_with = at_home(detail, self.plan.target)
+        if self._live is None and brief != self._said:
             self._said = brief
             spent = f"{time.monotonic() - self.begun:5.1f} s"
-            self.console.print(f"{spent}  · {brief}", style="dim", highlight=False, markup=False, soft_wrap=True)
+            text = f"{spent}  {'-' if plain(self.console) else '·'} {at_home(brief, self.plan.target)}"
+            line(self.console, text, first=0, indent=INDENT - 10, style="dim")
 
 
 def _one_line(text: str, width: int) -> str:
     first = text.splitlines()[0] if text else ""
-    return first if len(first) <= width else first[: max(0, width - 1)] + "…"
+    return first if len(first) <= width else first[: max(0, width - 3)] + "..."
 
 
 def show_result(console: Console, result: Result, *, program: str = "specctl") -> None:
@@ -69,23 +90,20 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
     state = verdict.state if verdict else "UNREACHABLE"
     console.print()
     word = "verified" if result.verified else "NOT VERIFIED"
-    console.print(
-        f"[{colour(state)}]{state}[/]  [bold]{spec.run_id}[/] on {escape(result.plan.target.name)} — {word}: reached "
-        f"[bold]{result.rung}[/]" + (f", wanted {result.plan.until}" if result.rung != result.plan.until else ""),
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    if result.verified and verdict:
-        console.print(f"  {escape(verdict.why)}", highlight=False, soft_wrap=True)
-    else:
-        console.print(f"  {escape(result.why)}", highlight=False, soft_wrap=True)
+    wanted = f", wanted {result.plan.until}" if result.rung != result.plan.until else ""
+    head = f"[{colour(state)}]{state}[/]  [bold]{spec.run_id}[/] on {escape(result.plan.target.name)}: {word}, reached "
+    line(console, Text.from_markup(f"{head}[bold]{result.rung}[/]{wanted}"), first=0)
+    for text in (verdict.why if result.verified and verdict else result.why).splitlines():
+        line(console, text)
     _show_foreign(console, result)
     _show_findings(console, result)
     if result.tail and not result.verified:
-        console.print(f"\n  last lines of {escape(result.log)}:", highlight=False, soft_wrap=True)
-        for line in result.tail:
-            console.print("    " + line, highlight=False, markup=False, soft_wrap=True)
+        console.print()
+        line(console, f"last lines of {at_home(result.log, result.plan.target)}:")
+        for text in result.tail:
+            line(console, text, first=4, indent=6)
     console.print("\nNext:", highlight=False)
-    for command in _next(result):
+    for command in next_commands(result):
         console.print(f"  {program} {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -100,7 +118,7 @@ def _show_foreign(console: Console, result: Result) -> None:
             text += " (new, or empty before this run)"
         if not log.exact:
             text += "; its first lines may have been taken for old ones"
-        console.print(f"  {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        line(console, text, style="yellow")
 
 
 def _show_findings(console: Console, result: Result) -> None:
@@ -110,22 +128,41 @@ def _show_findings(console: Console, result: Result) -> None:
     if shown is not None:
         label = "the failure" if error else "an exception in the text (nothing is known to have ended with it)"
         where = f" of worker {shown.worker}" if shown.worker else ""
-        console.print(f"\n  {label}{where}, at byte {shown.offset:,} of this attempt's log:", highlight=False)
-        for line in shown.traceback.splitlines() or [headline(shown)]:
-            console.print("    " + line, style="red", highlight=False, markup=False, soft_wrap=True)
+        console.print()
+        line(console, f"{label}{where}, at byte {shown.offset:,} of this attempt's log:")
+        for text in shown.traceback.splitlines() or [headline(shown)]:
+            line(console, text, first=4, indent=6, style="red")
         if shown.hint:
-            console.print(f"  hint: {shown.hint}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            line(console, f"hint: {shown.hint}", style="yellow")
     elif findings:
-        console.print(
-            f"  note: an exception is in the text ({headline(findings[0])}), but nothing ended with it",
-            style="yellow", highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        said = f"note: an exception is in the text ({headline(findings[0])}), but nothing ended with it"
+        line(console, said, style="yellow")
 
 
-def _next(result: Result) -> list[str]:
-    commands = ["status", "logs @last --grep 'Exception|Error|tok/s|step=|drafter' -n 20"]
+def left(result: Result, *, program: str) -> str:
+    """What to say when whoever watched has left."""
+    run_id, verdict = result.plan.spec.run_id, result.verdict
+    seen = f"last seen {verdict.state} ({verdict.why})" if verdict else "not looked at since its start"
+    goes = "it goes on" if verdict is None or verdict.live else "it has ended"
+    return f"stopped watching {run_id}: reached {result.rung}, {seen}; {goes}: {program} status {run_id}"
+
+
+def next_commands(result: Result) -> list[str]:
+    """What makes sense to type after this launch, with the run's full id: it may not be the last one for long."""
+    run_id = result.plan.spec.run_id
+    state = result.verdict.state if result.verdict else "UNREACHABLE"
+    if state == "NEVER_STARTED":
+        return [f"status {run_id}"]
+    commands = [f"status {run_id}"]
+    if RUNGS.index(result.rung) >= RUNGS.index("process") or result.tail:
+        look = "-n 50"
+        if result.verified:
+            look = "--grep 'Exception|Error|tok/s|step=|drafter' -n 20"
+        elif result.verdict is not None and result.verdict.live:
+            look = "-f"
+        commands.append(f"logs {run_id} {look}")
     if result.verdict is None or result.verdict.live:
-        commands.append("stop @last")
+        commands.append(f"stop {run_id}")
     return commands
 
 
@@ -133,24 +170,29 @@ def show_plan(console: Console, plan: Plan) -> None:
     """What a launch would do; nothing has been done."""
     spec, bundle = plan.spec, plan.bundle
     project = sum(1 for name in bundle.files if name.startswith("project/"))
-    source = f"{bundle.source} ({project} files)" if bundle.source else "none"
+    source = f"{at_home(bundle.source)} ({count(project, 'file')})" if bundle.source else "none"
     if bundle.commit:
         source += f", git {bundle.commit[:12]}" + (" with uncommitted changes" if bundle.diff else "")
     if plan.requirements:
         environment = f"env {spec.env_hash}, made if it is not there from: {', '.join(plan.requirements)}"
     else:
         environment = plan.python or "nothing is prepared"
+    config = "-"
+    if spec.config_path:
+        kept = "; {config} above is its copy in the run directory" if spec.trainer else "; read by specctl alone"
+        config = f"{spec.config_path}{kept}"
     rows = [
         ("target", f"{plan.target.name}: {plan.target.place}, workdir {plan.target.workdir}"),
         ("run id", f"{spec.run_id} (another one at each launch)"),
-        ("program", " ".join(spec.argv)),
+        ("program", at_home(shlex.join(spec.argv).replace("'{config}'", "{config}"), plan.target)),
+        ("config", config),
         ("project", source),
-        ("bundle", f"{bundle.hash} ({len(bundle.files)} files; sent if it is not there)"),
-        ("python", environment),
-        ("env", ", ".join(spec.env) or "-"),
-        ("secrets", ", ".join(spec.secrets) or "-"),
+        ("bundle", f"{bundle.hash} ({count(len(bundle.files), 'file')}; sent if it is not there)"),
+        ("python", at_home(environment, plan.target)),
+        ("env", " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items()) or "-"),
+        ("secrets", f"{', '.join(spec.secrets)} (from your environment; never shown)" if spec.secrets else "-"),
         ("until", plan.until),
     ]
     for name, value in rows:
-        console.print(f"[bold]{name:<9}[/] {escape(value)}", highlight=False, soft_wrap=True)
+        line(console, Text.assemble((f"{name:<9}", "bold"), " ", value), first=0, indent=10)
     console.print("Nothing was done. The same command without --plan launches.", style="dim", highlight=False)

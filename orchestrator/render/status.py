@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.render.text import age, colour, headline, number, workers
+from orchestrator.health import age, headline
+from orchestrator.render.text import colour, line, named, number, shorten, workers
 from orchestrator.resolve import Run
 from orchestrator.verbs.status import Result
 
@@ -19,28 +20,45 @@ def show(console: Console, result: Result) -> None:
         console.print(table)
     else:
         _lines(console, result)
-    for run in result.runs:
-        if run.verdict.error is not None and run.verdict.state != "STOPPED":
-            console.print(
-                f"[{colour(run.verdict.state)}]{run.verdict.state}[/] {run.run_id}: "
-                f"{escape(headline(run.verdict.error))}", highlight=False, soft_wrap=True,
-            )  # fmt: skip
+    _details(console, result)
     for view in result.views:
         if view.error is not None:
-            console.print(
-                f"[{colour('UNREACHABLE')}]UNREACHABLE[/] {escape(view.target.name)} ({escape(view.target.place)}): "
-                f"{escape(view.error.message)}. What runs there is unknown.", highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            where = f"{view.target.name} ({view.target.place})"
+            said = Text.assemble(
+                ("UNREACHABLE", colour("UNREACHABLE")), f" {where}: {view.error.message}. What runs there is unknown."
+            )
+            line(console, said, first=0)
             if view.error.hint:
-                console.print(f"  {view.error.hint}", style="cyan", highlight=False, markup=False, soft_wrap=True)
+                line(console, view.error.hint, style="cyan")
     _gpus(console, result)
-    answered = [view.target.name for view in result.views if view.error is None]
+    for view in result.views:
+        if view.no_workdir:
+            said = f"{view.target.name}: no runs there, nor its workdir {view.target.workdir}"
+            line(console, said, first=0, style="dim")
+    answered = [view.target.name for view in result.views if view.error is None and not view.no_workdir]
     if not result.runs and answered:
         console.print(f"No run on {', '.join(answered)} is live or ended within 24 hours.", highlight=False)
     if result.older:
         console.print(f"{result.older} older: specctl status --all", style="dim", highlight=False)
 
 
+def _details(console: Console, result: Result) -> None:
+    """The whole of what the table has no room for: of live runs that are not well, and of the newest few that ended."""
+    ended = 0
+    for run in result.runs:
+        verdict = run.verdict
+        ended += not verdict.live
+        if not verdict.live and ended > DETAILED:
+            continue
+        text = verdict.why if _why(run) != shorten(_why(run)) else ""
+        if verdict.error is not None and verdict.state != "STOPPED" and headline(verdict.error) not in verdict.why:
+            text = f"{text}; {named(verdict.error)}" if text else named(verdict.error)
+        if text:
+            lead = Text.assemble((verdict.state, colour(verdict.state)), f" {run.run_id}: ")
+            line(console, lead + Text(text), first=0)
+
+
+DETAILED = 3
 COLUMNS = ("step", "tok/s", "loss", "last step", "workers")
 
 
@@ -54,12 +72,17 @@ def _figures(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _words(run: Run) -> str:
-    """Why, unless the figures already say it; and the note."""
+def _why(run: Run) -> str:
+    """Why the run is in its state, without what the columns say: its step, tok/s and their age."""
     verdict = run.verdict
-    why = "" if verdict.state == "RUNNING" and verdict.why.startswith(f"step {verdict.step}") else verdict.why
-    extra = why or "; ".join(verdict.why.split("; ")[1:])
-    return " · ".join(part for part in (extra, run.probe.note) if part)
+    return "; ".join(part for part in verdict.why.split("; ") if not part.startswith(f"step {verdict.step},"))
+
+
+def _words(run: Run) -> str:
+    """Why, in short; a log of its own that the run writes; the note."""
+    own = [f"log {log.path}" for log in run.probe.foreign_logs]
+    why = _why(run)
+    return " · ".join(filter(None, ("" if why == f"step {run.verdict.step}" else shorten(why), *own, run.probe.note)))
 
 
 def _table(result: Result) -> Table:
@@ -70,7 +93,7 @@ def _table(result: Result) -> Table:
         table.add_column(name, no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why / note", overflow="fold", ratio=1, min_width=16)
+    table.add_column("why / note", overflow="fold", ratio=1, min_width=24)
     for run in result.runs:
         state = run.verdict.state
         table.add_row(
@@ -92,7 +115,7 @@ def _lines(console: Console, result: Result) -> None:
         cells = zip(COLUMNS, _figures(run), strict=True)
         figures = " · ".join(f"{name} {cell}" for name, cell in cells if cell != "-")
         text = " · ".join(part for part in (figures, _words(run)) if part)
-        console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+        line(console, text)
 
 
 def _gpus(console: Console, result: Result) -> None:

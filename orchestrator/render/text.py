@@ -1,7 +1,14 @@
-"""Small texts: ages, sizes, states with their colours. Nothing here knows where it is printed."""
+"""Small texts: sizes, states with their colours, lines that wrap at words. Nothing here knows where it is printed."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.health import headline
+from orchestrator.inventory import Target
 from orchestrator.model import Finding, Verdict
 
 COLOURS = {
@@ -10,18 +17,6 @@ COLOURS = {
     "NEVER_STARTED": "bold red", "LOST": "bold red", "UNREACHABLE": "bold magenta",
 }  # fmt: skip
 BAD = frozenset({"DEGRADED", "STALLED", "FAILED", "KILLED", "NEVER_STARTED", "LOST"})
-
-
-def age(seconds: float | None) -> str:
-    """`12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`; a dash for what is not known."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
 
 
 def size(count: int) -> str:
@@ -37,16 +32,59 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def count(number: int, word: str) -> str:
+    """`1 file`, `2 files`; a word in -s takes -es."""
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number:,} {word if number == 1 else plural}"
+
+
 def colour(state: str) -> str:
     return COLOURS.get(state, "white")
 
 
 def workers(verdict: Verdict) -> str:
-    return f"{verdict.workers_alive}/{verdict.workers_total}" if verdict.workers_total else "-"
+    """How many of the known workers live; of a run that has ended there is nothing to count."""
+    return f"{verdict.workers_alive}/{verdict.workers_total}" if verdict.live and verdict.workers_total else "-"
 
 
-def headline(finding: Finding) -> str:
+def named(finding: Finding) -> str:
     """`RuntimeError: out of memory (drafter-0)` on one line."""
-    text = f"{finding.type}: {finding.message}" if finding.message else finding.type
-    first = text.splitlines()[0] if text else finding.type
-    return f"{first} ({finding.worker})" if finding.worker else first
+    return f"{headline(finding)} ({finding.worker})" if finding.worker else headline(finding)
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """The first clause of `text`, cut at a word when that is still too long."""
+    first = text.splitlines()[0] if text else ""
+    if len(first) > width:
+        first = first.partition("; ")[0]
+    if len(first) > width:
+        first = first[: width - 1].rpartition(" ")[0] or first[: width - 1]
+        return first.rstrip(" ,;:(") + "…"
+    return first if first == text else first + "…"
+
+
+def at_home(text: str, target: Target | None = None) -> str:
+    """`text` with this machine's home directory as `~`, if it speaks of this machine and not of another `target`."""
+    if target is not None and (target.ssh is not None or target.vmid is not None):
+        return text
+    home = str(Path.home())
+    return text.replace(f"{home}/", "~/") if home != "/" else text
+
+
+def plain(console: Console) -> bool:
+    """Whether only ASCII can be printed."""
+    return not console.encoding.lower().startswith("utf")
+
+
+def line(console: Console, text: str | Text, *, indent: int = 2, first: int | None = None, style: str = "") -> None:
+    """Prints one line of words: a terminal gets it wrapped at words and indented by `indent` (its first row by
+    `first`), anything else as it is, so that it can be searched."""
+    body = Text(text, style=style) if isinstance(text, str) else text
+    first = indent if first is None else first
+    rows = [body]
+    if console.is_terminal:
+        # A row is as wide as what is left of the narrower of the two indents: close enough, and never too wide.
+        rows = list(body.wrap(console, max(20, console.width - max(indent, first)), overflow="ignore"))
+    for number, row in enumerate(rows or [Text("")]):
+        lead = " " * (first if number == 0 else indent)
+        console.print(Text(lead) + row, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from orchestrator.errors import AgentError, BundleError, NotFound, PreflightErro
 from orchestrator.fleet import Fleet
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, to_json
 from orchestrator.plan import Plan
-from orchestrator.remote import QUICK_S, Agent
+from orchestrator.remote import QUICK_S, Agent, understood
 
 TIMEOUT_S = 600.0
 COMPILE_S = 1800.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from orchestrator import health
 from orchestrator.errors import AgentError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
-from orchestrator.model import Probe, Verdict, from_json
+from orchestrator.model import Probe, Verdict
+from orchestrator.remote import understood
 from orchestrator.resolve import resolve
 
 DEADLINE_S = 600.0
@@ -54,8 +56,14 @@ class Logs:
     lines: Iterator[Line]
     matched: int = 0
     total: int = 0
+    shown: int = 0
+    """Lines that have been handed out, context included."""
     foreign: list[dict[str, Any]] = field(default_factory=list)
+    seen: Verdict
+    """As the run was when the lines were asked for, and when that was on this machine's clock."""
+    seen_at: float
     verdict: Verdict | None = None
+    """As it was after the last line."""
     last_byte_at: float | None = None
 
 
@@ -70,11 +78,14 @@ def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
         run_id=run.run_id, grep=request.grep, last=request.last, follow=request.follow, after=request.after,
         before=request.before, ignore_case=request.ignore_case, invert=request.invert, attempt=request.attempt,
     ) as frames:  # fmt: skip
-        logs = Logs(target=run.target, probe=run.probe, notes=found.notes, lines=iter(()))
+        logs = Logs(
+            target=run.target, probe=run.probe, notes=found.notes, lines=iter(()), seen=run.verdict, seen_at=time.time()
+        )
 
         def lines() -> Iterator[Line]:
             for frame in frames:
                 for item in frame.get("lines", []):
+                    logs.shown += 1
                     yield Line(
                         file=item["file"], offset=item["offset"], line=item["line"], match=item.get("match", True)
                     )
@@ -82,7 +93,7 @@ def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
                     logs.matched, logs.total = frame["matched"], frame["total"]
                     logs.foreign = frame["foreign"]
                     logs.last_byte_at = frame["last_byte_at"]
-                    logs.probe = from_json(Probe, frame["probe"])
+                    logs.probe = understood(Probe, frame.get("probe"), run.target)
                     logs.verdict = health.judge(logs.probe)
                     return
             raise AgentError("the agent ended without its last word", target=run.target.name, run_id=run.run_id)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator import health, index
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
-from orchestrator.model import Probe, Process, Verdict, from_json
+from orchestrator.model import Probe, Process, Verdict
+from orchestrator.remote import understood
 from orchestrator.resolve import resolve
 
 GRACE_S = 60.0
@@ -28,13 +28,22 @@ class Result:
     """Whether it was running when the stop was asked for."""
 
 
-def run(
-    fleet: Fleet, query: str | None, *, grace_s: float, now: bool, tell: Callable[[str], None] = lambda text: None
-) -> Result:
+class Watcher(Protocol):
+    """Who is told how a stop comes along."""
+
+    def note(self, text: str) -> None:
+        """Which run is meant, before anything is done to it."""
+
+    def waiting(self, doing: str, waited_s: float, grace_s: float, remaining: list[Process]) -> None:
+        """`doing` is term, checkpoint or kill, as in the stopper's record; comes about once a second."""
+
+
+def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: Watcher | None = None) -> Result:
     """Stops the run that `query` means. Raises as `resolve` does, and `UnreachableError` when the end is unknown."""
     found = resolve(fleet, query, careful=True)
-    for note in found.notes:
-        tell(note)
+    if watcher is not None:
+        for note in found.notes:
+            watcher.note(note)
     run = found.run
     agent = fleet.agent(run.target)
     final: dict[str, Any] = {}
@@ -43,19 +52,13 @@ def run(
     ) as frames:
         for frame in frames:
             final = frame
-            if "doing" in frame:
-                names = ", ".join(f"{process['name']} ({process['pid']})" for process in frame["remaining"][:4])
-                tell(f"{_DOING[frame['doing']]} {frame['waited_s']:.0f} s: {names}")
-    probe = from_json(Probe, final["probe"])
+            if "doing" in frame and watcher is not None:
+                remaining = [understood(Process, item, run.target) for item in frame["remaining"]]
+                watcher.waiting(frame["doing"], frame["waited_s"], grace_s, remaining)
+    probe = understood(Probe, final.get("probe"), run.target)
     return Result(
         target=run.target, probe=probe, verdict=health.judge(probe),
-        remaining=[from_json(Process, item) for item in final["remaining"]], notes=found.notes,
+        remaining=understood(list[Process], final.get("remaining"), run.target), notes=found.notes,
         was_live=run.verdict.live,
     )  # fmt: skip
 
-
-_DOING = {
-    "term": "asked to end, waiting",
-    "checkpoint": "it is writing a checkpoint, waiting",
-    "kill": "killed, looking again",
-}

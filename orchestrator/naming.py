@@ -1,0 +1,91 @@
+"""A name for a command, to be a part of its run's id: its script's, else its program's, else its shell's. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+RUNNERS = frozenset({"python", "python2", "python3", "torchrun", "accelerate", "deepspeed", "uv", "poetry", "conda"})
+WRAPPERS = frozenset({
+    "env", "nohup", "exec", "nice", "ionice", "time", "timeout", "setsid", "stdbuf", "sudo", "numactl",
+})  # fmt: skip
+BUILTINS = frozenset({
+    ".", ":", "[", "cd", "do", "done", "echo", "else", "eval", "exit", "export", "false", "fi", "for", "if", "printf",
+    "pushd", "popd", "read", "set", "sleep", "source", "then", "trap", "true", "ulimit", "umask", "unset", "wait",
+    "while",
+})  # fmt: skip
+"""Words of a shell that say nothing of what it is run for."""
+SUBCOMMANDS = frozenset({"launch", "run", "exec"})
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+DURATION = re.compile(r"[\d.:]+[smh]?")
+
+
+def name_of(argv: list[str]) -> str:
+    """`train` for `bash -c 'cd x && exec python train.py'`, `sh` for `sh -c 'exit 3'`."""
+    words = _after_wrappers(argv)
+    if not words:
+        return _stem(argv[0]) if argv else "run"
+    program = _stem(words[0])
+    if program in SHELLS:
+        return _of_shell(words[1:]) or program
+    return _of_runner(words, program) if program in RUNNERS else program
+
+
+def _of_runner(words: list[str], program: str) -> str:
+    for at, word in enumerate(words[1:], 1):
+        if word == "-m" and at + 1 < len(words):
+            return words[at + 1].rpartition(".")[2]
+        if word == "-c":
+            return program
+        if word.startswith("-") or word in SUBCOMMANDS or DURATION.fullmatch(word):
+            continue
+        inner = _stem(word)
+        return _of_runner(words[at:], inner) if inner in RUNNERS else inner
+    return program
+
+
+def _of_shell(words: list[str]) -> str | None:
+    """Its script's name, or that of the first program that its `-c` text runs."""
+    for at, word in enumerate(words):
+        if not word.startswith("-"):
+            return _stem(word)
+        if re.fullmatch(r"-[a-z]*c", word):
+            return next(iter(_names(words[at + 1])), None) if at + 1 < len(words) else None
+    return None
+
+
+def _names(text: str) -> Iterable[str]:
+    """What a shell's text runs, in order."""
+    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    command: list[str] = []
+    try:
+        tokens = [*lexer, ";"]
+    except ValueError:  # quotes that do not close: the shell will say so
+        return
+    for token in tokens:
+        if token and set(token) <= set("();<>|&"):
+            if command and (words := _after_wrappers(command)) and words[0] not in BUILTINS:
+                yield name_of(words)
+            command = []
+        elif command or token not in ("if", "then", "do", "else", "while", "!"):
+            command.append(token)
+
+
+def _after_wrappers(argv: list[str]) -> list[str]:
+    at, wrapped = 0, False
+    while at < len(argv):
+        word = argv[at]
+        if _stem(word) in WRAPPERS:
+            wrapped = True
+        elif not ASSIGNMENT.match(word) and not (wrapped and (word.startswith("-") or DURATION.fullmatch(word))):
+            break
+        at += 1
+    return argv[at:]
+
+
+def _stem(word: str) -> str:
+    return PurePosixPath(word).stem or "run"

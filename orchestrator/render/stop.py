@@ -1,0 +1,67 @@
+"""How a stop looks: one line that moves on a terminal, news only elsewhere, and what is left at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from orchestrator.model import Process
+from orchestrator.render.text import colour, count, line, plain
+from orchestrator.verbs.stop import Result
+
+NEWS_S = 10.0
+
+
+class Waiting:
+    """A `stop.Watcher` that prints. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        spinner = "line" if plain(console) else "dots"
+        self._live = Status("stopping", console=console, spinner=spinner) if console.is_terminal else None
+        self._doing = ""
+        self._told_at = 0.0
+
+    def __enter__(self) -> Waiting:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        line(self.console, text, indent=0, style="dim")
+
+    def waiting(self, doing: str, waited_s: float, grace_s: float, remaining: list[Process]) -> None:
+        names = ", ".join(f"{process.name} ({process.pid})" for process in remaining[:4])
+        names += f" and {len(remaining) - 4} more" if len(remaining) > 4 else ""
+        text = f"waiting {waited_s:.0f} of {grace_s:.0f} s, then KILL: {names}"
+        if doing == "checkpoint":
+            text = f"it is writing a checkpoint, waiting {waited_s:.0f} s: {names}"
+        elif doing in ("kill", "done"):
+            text = f"killed, looking again: {names}"
+        if self._live:
+            room = self.console.width - 4
+            self._live.update(f"[cyan]{escape(text if len(text) <= room else text[: room - 3] + '...')}[/]")
+        elif doing != self._doing or time.monotonic() - self._told_at >= NEWS_S:
+            self._doing, self._told_at = doing, time.monotonic()
+            self.note(text)
+
+
+def show(console: Console, result: Result) -> None:
+    verdict, run_id = result.verdict, result.probe.run_id
+    state = f"[{colour(verdict.state)}]{verdict.state}[/]"
+    if result.remaining:
+        left = f"{count(len(result.remaining), 'process')} {'is' if len(result.remaining) == 1 else 'are'} left"
+        console.print(f"{state} {run_id}: not stopped, {left}:", highlight=False, soft_wrap=True)
+        for one in result.remaining:
+            console.print(f"  pid {one.pid}  {one.name}  state {one.state}", highlight=False, markup=False)
+        return
+    lead = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
+    console.print(f"{state} {run_id}: {lead} ({escape(verdict.why)})", highlight=False, soft_wrap=True)
