@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from orchestrator.ladder import missing, output_seen, rung
-from orchestrator.logscan import settled
+from orchestrator.logscan import headline, settled
 from orchestrator.model import ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
@@ -21,9 +21,12 @@ SIGNALS = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
+SIGKILL = 9
 SHELL_SIGNAL = 128
 """A shell reports a child that signal N ended as exit code 128 + N."""
 COMPILE_PHASE = re.compile(r"compil|warm", re.IGNORECASE)
+SILENT_STEPS = 5
+"""A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
@@ -40,8 +43,8 @@ class Limits:
     start_s: float = 15 * 60.0
     """How long a run may be silent before its first step, when it does not say that it compiles."""
     unproven_death_s: float = 30.0
-    """An exception of a thread nobody heard of, before the first step, may be an older run's text: steps would show
-    that. After so long without any it is believed."""
+    """An exception of a thread nobody heard of may be an older run's text: steps would show that. After so long without
+    any it is believed."""
     accepted_s: float = 10.0
     """How long a supervisor may take to say its first word."""
     decay: float = 0.6
@@ -51,7 +54,9 @@ class Limits:
 def judge(probe: Probe, *, limits: Limits = Limits()) -> Verdict:
     """The verdict on one run. Total: every probe has one."""
     look = _Look(probe, limits)
-    if probe.exit is not None:
+    if probe.damaged is not None:
+        return _damaged(look, probe.damaged)
+    if probe.exit is not None and look.refuted is None:
         return _ended(look, probe.exit)
     if look.alive:
         return _live(look)
@@ -73,48 +78,60 @@ class _Look:
             self.alive.insert(0, probe.program)
         self.gone, self.known = _workers(self.summary, probe.observed_at, limits, live=bool(self.alive))
         beat = probe.heartbeat
-        self.step = self.summary.step
-        if self.step is None and beat is not None and beat.step:
-            self.step = beat.step
+        self.step, self.progress_at = self.summary.step, self.summary.step_at
+        self.by_heartbeat = self.step is None and beat is not None and bool(beat.step)
+        if self.by_heartbeat and beat is not None:
+            self.step, self.progress_at = beat.step, beat.at
         self.phase = self.summary.phase
         if beat is not None and beat.phase and (self.phase is None or beat.at >= (self.summary.phase_at or 0.0)):
             self.phase = beat.phase
+        self.began = probe.program_seen or output_seen(probe) is not None or self.step is not None
+        """Whether the program has run: it was recorded, or its output is there."""
+        self.refuted = probe.exit.never_started if probe.exit is not None and self.began else None
+        """A record that says it never started, of a run that did."""
 
     def verdict(self, state: StateName, why: str, *, error: Finding | None = None) -> Verdict:
         if not self.probe.log.verified and self.probe.program_seen:
             why += f"; log not used: {self.probe.log.why or 'it is not verified'}"
         return Verdict(
             state=state, why=why, observed_at=self.now, step=self.step, tok_s=self.summary.tok_s,
-            loss=self.summary.loss, last_progress_at=self.summary.step_at,
+            loss=self.summary.loss, last_progress_at=self.progress_at,
             workers_alive=len(self.known) - len(self.gone) if self.alive else 0, workers_total=len(self.known),
             workers_gone=[worker.name for worker in self.gone], error=error,
         )  # fmt: skip
 
     def figures(self) -> str:
         """`step 12, 310 tok/s, 3 s ago`."""
-        parts = [f"step {self.step}"]
+        parts = [f"step {self.step}" + (" by its heartbeat" if self.by_heartbeat else "")]
         if self.summary.tok_s is not None:
             parts.append(f"{self.summary.tok_s:,.{0 if self.summary.tok_s >= 10 else 2}f} tok/s")
-        if self.summary.step_at is not None:
-            parts.append(f"{age(self.now - self.summary.step_at)} ago")
+        if self.progress_at is not None:
+            parts.append(f"{age(self.now - self.progress_at)} ago")
         return ", ".join(parts)
 
 
 def _workers(summary: LogSummary, now: float, limits: Limits, *, live: bool) -> tuple[list[Worker], list[Worker]]:
     """The workers that are gone, and all that are known. An older run's text makes no worker."""
-    named = any(worker.seen and worker.step is not None for worker in summary.workers)
+    named = any(worker.seen and (worker.step, worker.tok_s) != (None, None) for worker in summary.workers)
     gone, known = [], []
     for worker in summary.workers:
         if worker.died_at is None:
             known.append(worker)
-            continue
-        if worker.died_before_first_step and not worker.seen and not named:
-            waiting = live and summary.step is None and now - worker.died_at < limits.unproven_death_s
-            if summary.step is not None or waiting:
-                continue
-        gone.append(worker)
-        known.append(worker)
+        elif worker.seen or named or _believed(worker, summary, now, limits, live=live):
+            known.append(worker)
+            gone.append(worker)
     return gone, known
+
+
+def _believed(worker: Worker, summary: LogSummary, now: float, limits: Limits, *, live: bool) -> bool:
+    """Whether a thread's exception is this run's, when nothing else ever named the thread, nor any other worker.
+
+    It may be an older run's text, and then steps follow it; after a while without any it is believed.
+    """
+    if summary.step is not None and all(finding.worker != worker.name for finding in summary.tail):
+        return False
+    patience_s = max(limits.unproven_death_s, limits.stall_intervals * (summary.step_interval_s or 0.0))
+    return not live or now - (worker.died_at or 0.0) >= patience_s
 
 
 def _blame(look: _Look, code: int | None) -> Finding | None:
@@ -142,10 +159,15 @@ def _blame(look: _Look, code: int | None) -> Finding | None:
 # --- ended ----------------------------------------------------------------------------------------------------------
 
 
+def _damaged(look: _Look, why: str) -> Verdict:
+    if not look.alive:
+        return look.verdict("LOST", f"{why}; no process carries its mark")
+    return look.verdict("LOST", f"{why}, but {_processes(look.alive)} alive with its mark: what they do is not known")
+
+
 def _ended(look: _Look, ending: ExitRecord) -> Verdict:
     left = f", but {_processes(look.alive)} left" if look.alive else ""
     step = f" after step {ending.last_step}" if ending.last_step is not None else ""
-    memory = f", for memory ({ending.oom_kills} killed)" if ending.oom_kills else ""
     if ending.never_started is not None:
         return look.verdict("NEVER_STARTED", ending.never_started + left)
     how = "its ending is not known"
@@ -155,22 +177,35 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         how = f"exit code {ending.code}"
     if ending.stopped:
         return look.verdict("STOPPED", f"stopped as asked ({how}){step}{left}")
-    if ending.signal is not None or (ending.oom_kills and ending.code in (None, SHELL_SIGNAL + 9)):
-        return look.verdict("KILLED", f"{how}{memory}{step}{left}", error=_blame(look, None))
+    memory, aside = "", _memory(ending.oom_kills)
+    if ending.oom_kills and (ending.signal == SIGKILL or ending.code == SHELL_SIGNAL + SIGKILL):
+        memory, aside = f", for memory ({ending.oom_kills} killed)", ""
+    first = look.probe.program_exit
+    if first is not None and first.code == 0 and (ending.code or ending.signal):
+        how += " of another process of the run, whose started program had ended with exit code 0"
+    if ending.signal is not None or memory:
+        return look.verdict("KILLED", f"{how}{memory}{step}{aside}{left}", error=_blame(look, None))
     if ending.code is None:
-        return look.verdict("LOST", f"the record of its end says neither exit code nor signal{step}{left}")
+        return look.verdict("LOST", f"the record of its end says neither exit code nor signal{step}{aside}{left}")
     if ending.code == 0 and look.phase == "stopping":
         return look.verdict("STOPPED", f"stopped by a signal that specctl did not send ({how}){step}{left}")
     if ending.code == 0:
-        gone = _gone(look)
-        error = _blame(look, 0) if look.gone else None
-        return look.verdict("SUCCEEDED", f"exit code 0{step}{f', but {gone}' if gone else ''}{left}", error=error)
+        error = _blame(look, 0) if look.gone or look.summary.tail else None
+        but = ""
+        if error is not None:
+            # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
+            but = f", but {_gone(look)}" if look.gone else f", but its last words are {headline(error)}"
+        return look.verdict("SUCCEEDED", f"exit code 0{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"
     because = f": {headline(error)}" if error else ""
-    also = f" ({ending.oom_kills} killed for memory)" if ending.oom_kills else ""
-    return look.verdict("FAILED", f"{how}{also}{step}{because}{left}", error=error)
+    return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error)
+
+
+def _memory(kills: int) -> str:
+    """The container counts kills for memory; a neighbour's are among them."""
+    return f"; {kills} killed for memory in this container meanwhile, whose is not known" if kills else ""
 
 
 def _vanished(look: _Look) -> Verdict:
@@ -178,25 +213,28 @@ def _vanished(look: _Look) -> Verdict:
     probe = look.probe
     if probe.same_boot is False:
         return look.verdict("LOST", "container restarted since the run started; no exit record")
-    if not probe.program_seen:
+    hidden = "supervisor.json" in probe.unreadable
+    if not look.began and not hidden:
         waited_s = look.now - probe.created_at
         if probe.supervisor_alive:
             return look.verdict("STARTING", f"supervisor is up, program not started yet after {age(waited_s)}")
         if probe.same_boot is None and waited_s < look.limits.accepted_s:
             return look.verdict("QUEUED", f"accepted {age(waited_s)} ago, no supervisor yet")
-        memory = f"; {probe.oom_kills} killed for memory meanwhile" if probe.oom_kills else ""
-        return look.verdict("NEVER_STARTED", f"its supervisor is gone and had started no program{memory}")
+        return look.verdict(
+            "NEVER_STARTED", f"its supervisor is gone and had started no program{_memory(probe.oom_kills)}"
+        )  # fmt: skip
     if probe.supervisor_alive:
         # Not yet FAILED or SUCCEEDED: the end of its log, and of what outlived the program, is still being read.
         return look.verdict("STOPPING", "no process is left; how it ended is being recorded")
     step = f"; last seen at step {look.step}" if look.step is not None else ""
+    record = f"{' and '.join(probe.unreadable)} cannot be read" if probe.unreadable else "no exit record"
+    if look.refuted is not None:
+        record = f"a record that it never started ({look.refuted}), although it did"
     if probe.oom_kills:
-        return look.verdict(
-            "KILLED", f"no process is left, {probe.oom_kills} killed for memory, no exit record{step}",
-            error=_blame(look, None),
-        )  # fmt: skip
+        why = f"no process is left, {record}{_memory(probe.oom_kills)}{step}"
+        return look.verdict("KILLED", why, error=_blame(look, None))
     stop = ", after a stop was asked for" if probe.stop else ""
-    return look.verdict("LOST", f"no process and no exit record{stop}{step}", error=_blame(look, None))
+    return look.verdict("LOST", f"no process and {record}{stop}{step}", error=_blame(look, None))
 
 
 # --- alive ----------------------------------------------------------------------------------------------------------
@@ -219,25 +257,28 @@ def _live(look: _Look) -> Verdict:
     if look.gone:
         rest = look.figures() if look.step is not None else "no step yet"
         return look.verdict("DEGRADED", f"{_gone(look)}; {rest}{notes}", error=_blame(look, None))
+    if look.progress_at is not None:
+        silent_s, limit_s = look.now - look.progress_at, _patience_s(look)
+        if silent_s > limit_s:
+            phase = f" in phase {look.phase}" if look.phase and _is_after_step(look) else ""
+            what, by = ("heartbeat", " by the last one") if look.by_heartbeat else ("step", "")
+            silence = f"no {what} for {age(silent_s)}{phase}, at step {look.step}{by}"
+            return look.verdict("STALLED", f"{silence} (limit {age(limit_s)}){notes}")
     if not probe.log.verified:
-        beat = f", heartbeat at step {look.step}" if look.step is not None else ""
+        beat = f", {look.figures()}" if look.step is not None else ""
         return look.verdict("RUNNING", f"{_processes(look.alive)} alive{beat}{notes}")
     if look.step is None:
         return _starting(look, notes)
-    if summary.step_at is not None:
-        silent_s, limit_s = look.now - summary.step_at, _patience_s(look)
-        if silent_s > limit_s:
-            phase = f" in phase {look.phase}" if look.phase and _is_after_step(look) else ""
-            return look.verdict(
-                "STALLED", f"no step for {age(silent_s)}{phase}, at step {look.step} (limit {age(limit_s)}){notes}"
-            )
     return look.verdict("RUNNING", f"{look.figures()}{notes}")
 
 
 def _starting(look: _Look, notes: str) -> Verdict:
     probe, summary, limits = look.probe, look.summary, look.limits
     limit_s = limits.compile_s if look.phase and COMPILE_PHASE.search(look.phase) else limits.start_s
-    heard_at = max(probe.created_at, summary.phase_at or 0.0, probe.log.modified_at)
+    heard_at = max(
+        probe.created_at, summary.phase_at or 0.0, probe.log.modified_at,
+        *(log.modified_at or 0.0 for log in probe.foreign_logs if log.size > log.base),
+    )  # fmt: skip
     silent_s = look.now - heard_at
     phase = f"phase {look.phase}" if look.phase else "no phase"
     if silent_s > limit_s:
@@ -276,9 +317,11 @@ def _is_after_step(look: _Look) -> bool:
 def _notes(look: _Look) -> str:
     """What else a reader should know, as `; clause` after `; clause`."""
     probe, summary = look.probe, look.summary
-    notes = []
-    if not probe.supervisor_alive:
+    notes = [f"{name} cannot be read" for name in probe.unreadable]
+    if not probe.supervisor_alive and not notes:
         notes.append("supervisor gone")
+    if look.refuted is not None:
+        notes.append(f"its record says that it never started ({look.refuted})")
     if probe.program_exit is not None or (probe.program is None and probe.program_seen):
         ended = probe.program_exit
         code = f" (exit code {ended.code})" if ended is not None and ended.code is not None else ""
@@ -287,10 +330,17 @@ def _notes(look: _Look) -> str:
         notes.append(f"process {probe.program.pid} is stopped (state T)")
     if summary.nonfinite_step is not None:
         notes.append(f"loss not finite since step {summary.nonfinite_step}")
+    ahead = max((one.step or 0 for one in look.known), default=0)
     for worker in (one for one in look.known if one.died_at is None and one.step_at is not None):
         behind_s = (summary.step_at or 0.0) - (worker.step_at or 0.0)
         if behind_s > _patience_s(look):
             notes.append(f"{worker.name} has not stepped for {age(behind_s)} while others did")
+        elif ahead - (worker.step or 0) >= SILENT_STEPS:
+            fault = next((one for one in summary.findings if one.worker == worker.name), None)
+            if fault is not None and fault.at >= (worker.step_at or 0.0):
+                notes.append(f"{worker.name} has not stepped since its exception ({headline(fault)})")
+    for worker in (one for one in summary.workers if one.died_at is not None and one not in look.known):
+        notes.append(f"an exception of a thread {worker.name} was printed ({worker.error}), which may be older text")
     recent = summary.scan.recent_tok_s
     if len(recent) > 1 and max(recent[-2:]) < look.limits.decay * max(recent):
         notes.append(f"tok/s has fallen from {max(recent):,.0f}")
@@ -308,12 +358,6 @@ def age(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
-
-
-def headline(finding: Finding) -> str:
-    """`RuntimeError: boom`: the type and the first line of the message."""
-    first = finding.message.partition("\n")[0]
-    return f"{finding.type}: {first}" if first else finding.type
 
 
 def _gone(look: _Look) -> str:

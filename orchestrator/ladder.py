@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict
 
+BEAT_S = 120.0
+"""An older heartbeat is no evidence of a step."""
+
 
 def rung(probe: Probe, verdict: Verdict) -> tuple[Rung, list[Evidence]]:
     """The highest rung reached without a gap, and the evidence of each rung up to it.
@@ -42,7 +45,12 @@ def missing(probe: Probe, verdict: Verdict) -> str:
     step = "no step was printed"
     if verdict.step is not None:
         step = f"{', '.join(verdict.workers_gone)} died" if verdict.workers_gone else "not every worker has stepped"
-        step = "tok/s is 0" if probe.summary.tok_s == 0 else step
+        if not _figure_is_good(probe):
+            step = "tok/s is not a number" if probe.summary.tok_s is None else f"tok/s is {probe.summary.tok_s:g}"
+        elif not _is_fresh(probe):
+            step = "no step was printed, and its heartbeat is old"
+        elif verdict.error is not None and not verdict.workers_gone:
+            step = f"no step after {verdict.error.type}"
     device = f"none of its processes holds one of the GPUs {probe.gpus_declared} open"
     if probe.gpu_devices:
         device = f"it holds {', '.join(probe.gpu_devices)} open, and its heartbeat names no memory there"
@@ -64,6 +72,10 @@ def _process(probe: Probe, verdict: Verdict) -> str | None:
     process = next((one for one in candidates if one.alive and one.marked), None)
     if process is not None:
         return f"pid {process.pid} ({process.name}), alive, its environment carries the run's mark"
+    own = probe.program
+    if own is not None and own.alive:
+        # Known by pid and start time: `env -i` empties an environment, and a program may write its title over it.
+        return f"pid {own.pid} ({own.name}), alive, the process that was started; its environment shows no mark"
     if verdict.state == "SUCCEEDED" and probe.summary.steps_seen:
         return f"ran to its end, exit code 0, after step {probe.summary.step}"
     return None
@@ -98,13 +110,30 @@ def _gpu(probe: Probe) -> str | None:
 
 
 def _step(probe: Probe, verdict: Verdict) -> str | None:
-    """Every known worker has stepped, none is gone, and tok/s, if the program prints it, is not nought."""
-    if verdict.step is None or verdict.workers_gone or probe.summary.tok_s == 0 or not probe.log.verified:
+    """Every known worker has stepped, none is gone, nothing ended with an exception, and tok/s, if printed, is > 0."""
+    if verdict.step is None or verdict.workers_gone or verdict.error is not None or not probe.log.verified:
         return None
-    for worker in probe.summary.workers:
+    if not _figure_is_good(probe) or not _is_fresh(probe):
+        return None
+    named = any(worker.step is not None for worker in probe.summary.workers)
+    for worker in probe.summary.workers if named else ():
         # A target thread feeds the drafters and takes no optimizer step itself; its own figure shows that it works.
         if worker.seen and worker.step is None and not worker.tok_s and not worker.name.startswith("target"):
             return None
     tok_s = f", {verdict.tok_s:,.{0 if verdict.tok_s >= 10 else 2}f} tok/s" if verdict.tok_s is not None else ""
     workers = f", {verdict.workers_alive} of {verdict.workers_total} workers" if verdict.workers_total else ""
-    return f"step {verdict.step}{tok_s}{workers}"
+    by = " by its heartbeat" if probe.summary.step is None else ""
+    return f"step {verdict.step}{by}{tok_s}{workers}"
+
+
+def _figure_is_good(probe: Probe) -> bool:
+    summary = probe.summary
+    return summary.tok_s > 0 if summary.tok_s is not None else not summary.tok_s_printed
+
+
+def _is_fresh(probe: Probe) -> bool:
+    """Whether the step is known from the log, or from a heartbeat that was not long before the look, or the end."""
+    if probe.summary.step is not None or probe.heartbeat is None:
+        return True
+    return (probe.exit.at if probe.exit else probe.observed_at) - probe.heartbeat.at <= BEAT_S
+

@@ -247,8 +247,6 @@ class Worker:
     error: str | None = None
     seen: bool = False
     """A line of its own named it (a step, a figure, a phase), not only the text of an exception."""
-    died_before_first_step: bool = False
-    """Its exception began when no step of the attempt had been seen: that may be an older run's text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,6 +285,8 @@ class LogSummary:
     """How often the step advanced: 2 or more is progress, not only a sign of life."""
     loss: float | None = None
     tok_s: float | None = None
+    tok_s_printed: bool = False
+    """A tok/s was printed; `tok_s` is None while the last one is not finite."""
     tok_s_median: float | None = None
     """Median of this run's own figures, warm-up excluded."""
     step_interval_s: float | None = None

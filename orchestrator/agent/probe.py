@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.agent import proc, records, system
 from orchestrator.agent.follow import Follower, merge
 from orchestrator.agent.main import Call
-from orchestrator.model import FollowedLog, Probe, RunPaths, is_run_id, to_json
+from orchestrator.model import (
+    FollowedLog,
+    LogFile,
+    LogSummary,
+    Probe,
+    Process,
+    RunPaths,
+    RunSpec,
+    is_run_id,
+    to_json,
+)
 
 CATCH_UP_BYTES = 64 << 20
 """How much unread log one probe reads when the supervisor, who should have, is gone."""
@@ -18,83 +29,138 @@ CATCH_UP_BYTES = 64 << 20
 def run(call: Call) -> None:
     """Request: `runs` (ids; absent: all), `ended_within_s` (absent: all), `gpus` (whether to ask nvidia-smi)."""
     now = time.time()
-    wanted = call.request.get("runs")
-    chosen, older = select(call, wanted, call.request.get("ended_within_s"), now)
+    wanted, within_s = call.request.get("runs"), call.request.get("ended_within_s")
+    if wanted is None:
+        marked = proc.marked_runs(call.paths.runs)
+        chosen, older = select(call, within_s, marked, now)
+        found = probe(call, chosen, now, marked)
+    else:
+        found, older = probe(call, sorted(filter(is_run_id, wanted)), now), 0
     rows, why = system.gpus() if call.request.get("gpus") else ([], None)
     call.emit({
         "final": True, "now": now, "workdir": call.paths.workdir, "older": older, "gpus": rows, "gpus_error": why,
-        "runs": [to_json(found) for found in probe(call, chosen, now)],
+        "runs": [to_json(one) for one in found],
     })  # fmt: skip
 
 
-def select(call: Call, wanted: list[str] | None, ended_within_s: float | None, now: float) -> tuple[list[str], int]:
-    """(run ids to look at, how many ended longer ago than asked for)."""
+def select(call: Call, within_s: float | None, marked: Collection[str], now: float) -> tuple[list[str], int]:
+    """(run ids to look at, how many are left out because nothing of them lives and their last sign is older)."""
     try:
-        names = sorted(name for name in os.listdir(call.paths.runs) if is_run_id(name))
+        names = {name for name in os.listdir(call.paths.runs) if is_run_id(name)}
     except FileNotFoundError:
-        return [], 0
-    if wanted is not None:
-        return [name for name in names if name in wanted], 0
-    if ended_within_s is None:
-        return names, 0
-    chosen = []
-    for name in names:
-        try:
-            ended_at = os.stat(call.paths.run(name).exit).st_mtime
-        except OSError:
-            ended_at = now
-        if ended_at >= now - ended_within_s:
-            chosen.append(name)
-    return chosen, len(names) - len(chosen)
+        names = set()
+    chosen = sorted(names.union(marked))
+    if within_s is not None:
+        chosen = [name for name in chosen if name in marked or _is_recent(call.paths.run(name), now - within_s)]
+    return chosen, len(names.union(marked)) - len(chosen)
 
 
-def probe(call: Call, run_ids: list[str], now: float) -> list[Probe]:
-    """What is to be seen of these runs, in one walk over /proc."""
-    found = []
+def _is_recent(paths: RunPaths, since: float) -> bool:
+    """Whether the run ended since then; without a record of the end, whether it has a supervisor or wrote anything."""
+    try:
+        return os.stat(paths.exit).st_mtime >= since
+    except OSError:
+        pass
+    newest = 0.0
+    try:
+        with os.scandir(paths.root) as entries:
+            newest = max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=newest)
+    except OSError:
+        return True  # what cannot be looked into is not old for that
+    if newest >= since:
+        return True
+    roots = proc.roots_of(records.supervisor(paths))
+    return roots.supervisor is not None or (roots.program is not None and proc.same(*roots.program) is not None)
+
+
+def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] | None = None) -> list[Probe]:
+    """What is to be seen of these runs, in one walk over /proc. A run that cannot be read is one that says so.
+
+    `marked`: what `proc.marked_runs` found, where it has been asked already.
+    """
+    specs = {}
+    nonces: dict[str, str] = {}
     roots: dict[str, proc.Roots] = {}
     for run_id in run_ids:
         paths = call.paths.run(run_id)
-        spec = records.spec(paths)
-        if spec is None:
-            continue  # a directory without a record: a start that has not begun, or never will
-        found.append((paths, spec))
-        roots[spec[0].nonce] = proc.roots_of(records.supervisor(paths))
+        spec, supervisor = records.spec(paths), records.supervisor(paths)
+        if spec is not None:
+            specs[run_id], nonces[run_id] = spec, spec[0].nonce
+        else:
+            if marked is None:
+                marked = proc.marked_runs(call.paths.runs)
+            nonce = marked.get(run_id) or (supervisor.nonce if supervisor else None)
+            if nonce is None and not os.path.lexists(paths.record):
+                continue  # a directory without a record: a start that has not begun, or never will
+            nonces[run_id] = nonce or f"none of {run_id}"
+        roots[nonces[run_id]] = proc.roots_of(supervisor)
     # Of ended runs too: what a run has left behind is to be seen.
     trees = proc.trees(roots) if roots else {}
     boot, oom_kills = proc.boot_identity(), proc.oom_kills()
-    return [_one(paths, *spec, trees=trees, boot=boot, oom_kills=oom_kills, now=now) for paths, spec in found]
+    found = []
+    for run_id, nonce in nonces.items():
+        paths, tree = call.paths.run(run_id), trees.get(nonce, [])
+        if run_id not in specs:
+            missing = "cannot be read" if os.path.lexists(paths.record) else "is gone"
+            found.append(_damaged(paths, nonce, tree, f"its record run.json {missing}", now))
+            continue
+        try:
+            found.append(_one(paths, *specs[run_id], tree=tree, boot=boot, oom_kills=oom_kills, now=now))
+        except Exception as error:  # whatever stands in one run's directory must not cost the other runs their rows
+            why = f"its directory cannot be read ({type(error).__name__}: {error})"
+            found.append(_damaged(paths, nonce, tree, why, now))
+    return found
+
+
+def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: float) -> Probe:
+    """All that is to be seen of a run whose directory does not say what it is."""
+    try:
+        created_at = os.stat(paths.root).st_mtime
+    except OSError:
+        created_at = now
+    log = LogFile(path=paths.log(1), size=0, modified_at=0.0, verified=False, why=why)
+    return Probe(
+        run_id=paths.run_id, attempt=1, nonce=nonce, observed_at=now, created_at=created_at, target="", owner="",
+        note="", argv=[], exit=None, stop=None, same_boot=None, supervisor_alive=False, program=None,
+        program_seen=False, tree=tree, log=log, summary=LogSummary(), damaged=why,
+    )  # fmt: skip
 
 
 def _one(
-    paths: RunPaths, spec: Any, record: dict[str, Any], *, trees: dict[str, Any], boot: str, oom_kills: int, now: float
-) -> Probe:
+    paths: RunPaths, spec: RunSpec, record: dict[str, Any], *, tree: list[Process], boot: str, oom_kills: int,
+    now: float,
+) -> Probe:  # fmt: skip
     # The exit record is read after the walk over /proc: a run that ends in between has ended, and is not lost.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
     attempt = supervisor.attempt if supervisor else 1
-    tree = trees.get(spec.nonce, [])
     if ended is not None:
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
     supervisor_alive = bool(supervisor and proc.same(supervisor.pid, supervisor.start_ticks))
     program = None
-    if supervisor and supervisor.program_pid is not None and ended is None:
+    if supervisor and supervisor.program_pid is not None:
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
         program = next((one for one in tree if one.pid == pid and one.start_ticks == ticks), None)
     same_boot = supervisor.boot == boot if supervisor else None
     log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
     logs = records.followed(paths, spec.nonce)
-    if supervisor and ended is None and not supervisor_alive:
+    if supervisor and not supervisor_alive and (ended is None or not logs):
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
+    unreadable = [
+        os.path.basename(path)
+        for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
+        if value is None and os.path.lexists(path)
+    ]
     return Probe(
         run_id=spec.run_id, attempt=attempt, nonce=spec.nonce, observed_at=now,
-        created_at=float(record.get("created_at", 0.0)), target=spec.target, owner=spec.owner, note=spec.note,
-        argv=list(record.get("argv", spec.argv)), exit=ended,
+        created_at=record["created_at"], target=spec.target, owner=spec.owner, note=spec.note,
+        argv=record["argv"], exit=ended,
         stop=records.stop_under_way(paths, now) if ended is None else None,
         same_boot=same_boot, supervisor_alive=supervisor_alive,
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
-        program_exit=supervisor.program_exit if supervisor else None,
+        program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable,
     )  # fmt: skip
 
 

@@ -72,13 +72,15 @@ def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, sta
 
 
 def spec(paths: RunPaths) -> tuple[RunSpec, dict[str, Any]] | None:
-    """What was asked, and the whole of run.json; None when there is no readable record."""
+    """What was asked, and the whole of run.json; None when there is no readable record of this run."""
     record = files.read_json(paths.record)
     if record is None:
         return None
     try:
         spec, frame = from_json(RunSpec, record.get("spec")), from_json(_Frame, record)
     except Misfit:
+        return None
+    if spec.run_id != paths.run_id:
         return None
     return (spec, {**record, "argv": frame.argv or spec.argv, "created_at": frame.created_at})
 

@@ -6,10 +6,10 @@ is, `progress.py` what it all adds up to, `clean.py` how dirty bytes are cleaned
 
 from orchestrator.logscan.clean import Block, Cleaner, OffsetMap, is_clean, scrub
 from orchestrator.logscan.events import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
-from orchestrator.logscan.progress import settled
+from orchestrator.logscan.progress import headline, settled
 from orchestrator.logscan.scanner import Scanner
 
 __all__ = [
     "Block", "Cleaner", "Event", "FindingEvent", "OffsetMap", "PhaseEvent", "Scanner", "StepEvent", "WorkerDown",
-    "WorkerUp", "is_clean", "scrub", "settled",
+    "WorkerUp", "headline", "is_clean", "scrub", "settled",
 ]  # fmt: skip

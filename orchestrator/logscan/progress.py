@@ -19,6 +19,7 @@ RECENT = 32
 MAX_FINDINGS = 8
 MAX_TAIL = 3
 MAX_WORKERS = 256
+ABSURD = 1e30
 
 
 @dataclass(slots=True)
@@ -33,7 +34,6 @@ class _Worker:
     died_at: float | None = None
     error: str | None = None
     seen: bool = False
-    died_before_first_step: bool = False
 
 
 class Progress:
@@ -46,7 +46,7 @@ class Progress:
         self._tail = list(summary.tail)
         self._findings_total = summary.findings_total
         self._steps_seen, self._step, self._step_at = summary.steps_seen, summary.step, summary.step_at
-        self._loss, self._tok_s = summary.loss, summary.tok_s
+        self._loss, self._tok_s, self._tok_s_printed = summary.loss, summary.tok_s, summary.tok_s_printed
         self._phase, self._phase_at = summary.phase, summary.phase_at
         self._nonfinite_step = summary.nonfinite_step
         scan = summary.scan
@@ -75,6 +75,7 @@ class Progress:
             self._tail.clear()
             if self.first_step_offset is None:
                 self.first_step_offset = offset
+        self._tok_s_printed = self._tok_s_printed or reading.tok_s is not None
         loss = reading.loss
         if loss is not None and not math.isfinite(loss) and self._nonfinite_step is None:
             self._nonfinite_step = reading.step if reading.step is not None else self._step
@@ -93,7 +94,7 @@ class Progress:
             return None
         revived = worker.died_at is not None and reading.step is not None
         if revived:
-            worker.died_at, worker.error, worker.died_before_first_step = None, None, False
+            worker.died_at, worker.error = None, None
         if revived or (not worker.seen and worker.died_at is None):
             events.append(WorkerUp(name=worker.name))
         worker.seen = True
@@ -134,8 +135,8 @@ class Progress:
             self._step = reading.step
         self._loss = _newer(reading.loss, self._loss)
         self._tok_s = _newer(reading.tok_s, self._tok_s)
-        if reading.tok_s is not None and math.isfinite(reading.tok_s):
-            self._figure(reading.tok_s)
+        if reading.tok_s is not None and self._tok_s is not None:
+            self._figure(self._tok_s)
 
     def _add_up(self) -> None:
         """Step, tok/s and loss of the run, from its living workers."""
@@ -144,9 +145,9 @@ class Progress:
             return
         self._step = min(worker.step for worker in living if worker.step is not None)
         figures = [worker.tok_s for worker in living if worker.tok_s is not None]
-        self._tok_s = sum(figures) if figures else None
+        self._tok_s = _newer(sum(figures), None) if figures else None
         losses = [worker.loss for worker in living if worker.loss is not None]
-        self._loss = sum(losses) / len(losses) if losses else None
+        self._loss = _newer(sum(losses) / len(losses), None) if losses else None
 
     def _advanced(self, now: float) -> None:
         self._steps_seen += 1
@@ -188,9 +189,9 @@ class Progress:
             if worker is None:
                 continue
             own = finding.worker == name
-            worker.died_at, worker.died_before_first_step = now, finding.before_first_step
+            worker.died_at = now
             worker.error = (
-                _headline(finding) if own else f"{finding.type}, or another whose traceback is mixed with it"
+                headline(finding) if own else f"{finding.type}, or another whose traceback is mixed with it"
             )
             events.append(WorkerDown(name=name, finding=finding if own else None))
         if events and not self._whole_run:
@@ -205,7 +206,7 @@ class Progress:
             offset=offset, lines=lines,
             phase=self._phase, phase_at=self._phase_at,
             step=self._step, step_at=self._step_at, steps_seen=self._steps_seen,
-            loss=self._loss, tok_s=self._tok_s,
+            loss=self._loss, tok_s=self._tok_s, tok_s_printed=self._tok_s_printed,
             tok_s_median=median(self._recent_tok_s), step_interval_s=median(self._recent_intervals_s),
             workers=[Worker(**dataclasses.asdict(worker)) for worker in self._workers.values()],
             findings=list(self._findings), findings_total=self._findings_total, nonfinite_step=self._nonfinite_step,
@@ -235,13 +236,14 @@ def median(values: list[float]) -> float | None:
     return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _headline(finding: Finding) -> str:
+def headline(finding: Finding) -> str:
+    """`RuntimeError: boom`: the type and the first line of the message."""
     first = finding.message.partition("\n")[0]
     return f"{finding.type}: {first}" if first else finding.type
 
 
 def _newer(new: float | None, old: float | None) -> float | None:
-    """The newer figure; one that is not finite leaves none, since JSON has no word for it."""
+    """The newer figure; one that is not finite, or that a sum would make so, leaves none: JSON has no word for it."""
     if new is None:
         return old
-    return new if math.isfinite(new) else None
+    return new if abs(new) < ABSURD else None  # nan is not, either

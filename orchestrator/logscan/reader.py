@@ -304,8 +304,8 @@ class Reader:
                 before_first_step=before_first_step,
             )  # fmt: skip
             found.append(Complete(finding, [], self.followed))
-        names = self.names or ([self.key] if self.key else [])
-        found[0].down = [name for name in names if name not in self.revived]
+        # Only `Exception in thread NAME` is a death. A prefix (`[rank0]: `) says whose it is, and it may be handled.
+        found[0].down = [name for name in self.names if name not in self.revived]
         return found
 
 

@@ -112,7 +112,7 @@ def test_e10_every_way_to_write_a_figure(text, value):
     ("changes", "state"),
     [
         ({"oom_kills": 1}, "KILLED"),
-        ({"program_seen": False}, "NEVER_STARTED"),
+        ({"program_seen": False}, "LOST"),
         ({}, "LOST"),
         ({"same_boot": False}, "LOST"),
     ],

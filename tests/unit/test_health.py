@@ -22,6 +22,8 @@ NOW = 10_000.0
 PROGRAM = Process(pid=42, start_ticks=7, name="python", state="S", marked=True)
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in run\n    go()\n'
 LOG = LogFile(path="/w/r.a1.log", size=5000, modified_at=NOW - 1, verified=True, header_bytes=100)
+BARE = dataclasses.replace(LOG, size=100)
+"""Nothing but the supervisor's first line."""
 
 
 def read(*parts, ended=False):
@@ -49,8 +51,9 @@ def gone(summary=None, **changes):
     return look(summary, **{"program": None, "tree": [], "supervisor_alive": False, **changes})
 
 
-def ended(summary=None, **record):
-    return gone(summary, exit=ExitRecord(at=NOW, **record))
+def ended(summary=None, *, log=LOG, **record):
+    program_seen = record.get("never_started") is None
+    return gone(summary, log=log, program_seen=program_seen, exit=ExitRecord(at=NOW, **record))
 
 
 STEPS = read((20, "step=1 loss=2 tok/s=300\n"), (10, "step=2 loss=2 tok/s=310\n"))
@@ -69,6 +72,8 @@ THREAD = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: boom\n"
         ({"code": 3, "last_step": 12}, "FAILED", "after step 12"),
         ({"code": 143}, "FAILED", "SIGTERM of a child"),
         ({"signal": 11}, "KILLED", "SIGSEGV"),
+        ({"signal": 11, "oom_kills": 1}, "KILLED", "SIGSEGV; 1 killed for memory in this container meanwhile, whose"),
+        ({"code": 3, "oom_kills": 2}, "FAILED", "exit code 3; 2 killed for memory in this container meanwhile, whose"),
         ({"signal": 9, "oom_kills": 1}, "KILLED", "SIGKILL, for memory"),
         ({"code": 137, "oom_kills": 1}, "KILLED", "exit code 137, for memory"),
         ({"code": 137}, "FAILED", "SIGKILL of a child"),
@@ -79,7 +84,7 @@ THREAD = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: boom\n"
     ],
 )
 def test_the_exit_record_decides_how_a_run_ended(record, state, why):
-    verdict = judge(ended(**record))
+    verdict = judge(ended(**record, log=BARE))
     assert verdict.state == state
     assert why in verdict.why
 
@@ -126,16 +131,19 @@ def test_an_end_without_error_does_not_hide_a_worker_that_died():
     [
         ({"same_boot": False}, "LOST", "container restarted"),
         ({"same_boot": False, "oom_kills": 3}, "LOST", "container restarted"),
-        ({"oom_kills": 2}, "KILLED", "2 killed for memory"),
+        ({"oom_kills": 2}, "KILLED", "2 killed for memory in this container meanwhile, whose is not known"),
         ({"supervisor_alive": True}, "STOPPING", "being recorded"),
         ({"supervisor_alive": True, "program_exit": ProgramExit(at=NOW, code=3)}, "STOPPING", "being recorded"),
-            ({"supervisor_alive": True, "program_exit": ProgramExit(at=NOW, code=0)}, "STOPPING", "being recorded"),
+        ({"supervisor_alive": True, "program_exit": ProgramExit(at=NOW, code=0)}, "STOPPING", "being recorded"),
         ({}, "LOST", "no process and no exit record"),
         ({"stop": StopRequest(at=NOW - 9, by="me", grace_s=60)}, "LOST", "after a stop was asked for"),
-        ({"program_seen": False}, "NEVER_STARTED", "started no program"),
-        ({"program_seen": False, "supervisor_alive": True}, "STARTING", "program not started yet"),
-        ({"program_seen": False, "same_boot": None}, "NEVER_STARTED", "started no program"),
-        ({"program_seen": False, "same_boot": None, "created_at": NOW - 2}, "QUEUED", "no supervisor yet"),
+        ({"program_seen": False, "log": BARE}, "NEVER_STARTED", "started no program"),
+        ({"program_seen": False, "log": BARE, "supervisor_alive": True}, "STARTING", "program not started yet"),
+        ({"program_seen": False, "log": BARE, "same_boot": None}, "NEVER_STARTED", "started no program"),
+        ({"program_seen": False, "log": BARE, "same_boot": None, "created_at": NOW - 2}, "QUEUED", "no supervisor yet"),
+        ({"program_seen": False}, "LOST", "no process and no exit record"),
+        ({"unreadable": ["exit.json"]}, "LOST", "no process and exit.json cannot be read"),
+        ({"unreadable": ["supervisor.json"], "program_seen": False, "log": BARE}, "LOST", "supervisor.json cannot"),
     ],
 )
 def test_without_process_and_record_the_rest_decides(changes, state, why):
@@ -280,8 +288,41 @@ def test_an_unknown_threads_exception_before_any_step_is_believed_after_a_while(
     assert "RuntimeError: boom" in verdict.why
 
 
-def test_a_thread_that_dies_after_the_first_step_is_gone():
-    assert judge(look(read((9, "step=1\n" + THREAD + "step=2\n"), ended=True))).workers_gone == ["drafter-0"]
+def test_an_exception_of_a_thread_that_nothing_else_names_is_only_a_finding_while_steps_follow_it():
+    verdict = judge(look(read((99, "step=5\n"), (98, THREAD), (1, "step=6\n"))))
+    assert (verdict.state, verdict.workers_total, verdict.error) == ("RUNNING", 0, None)
+    assert "an exception of a thread drafter-0 was printed (RuntimeError: boom), which may be older text" in verdict.why
+
+
+@pytest.mark.parametrize(("before", "state"), [(20, "RUNNING"), (40, "DEGRADED")])
+def test_an_unknown_threads_exception_that_no_step_follows_is_believed_after_a_while(before, state):
+    assert judge(look(read((before + 2, "step=1\n"), (before + 1, "step=2\n"), (before, THREAD)))).state == state
+
+
+def test_an_unknown_threads_exception_is_its_death_when_the_steps_name_other_workers():
+    others = "worker=drafter-1 step=1 tok/s=5\nworker=drafter-2 step=1 tok/s=5\n"
+    summary = read((9, others + THREAD), (1, others.replace("step=1", "step=2")))
+    verdict = judge(look(summary))
+    assert (verdict.state, verdict.workers_gone, verdict.workers_total) == ("DEGRADED", ["drafter-0"], 3)
+
+
+RETRIED = (
+    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 1, in f\n[rank0]: TimeoutError: again\n'
+)
+
+
+def test_a_prefixed_traceback_is_no_death():
+    verdict = judge(look(read((9, "step=1\n" + RETRIED), (1, "step=2\n"))))
+    assert (verdict.state, verdict.workers_gone, verdict.error) == ("RUNNING", [], None)
+
+
+def test_a_worker_that_stands_still_after_its_exception_is_worth_a_word():
+    first = "".join(f"rank{n}: step=1\n" for n in (0, 1))
+    parts = [(31, first), (30, RETRIED), *((30 - n, f"rank1: step={n + 1}\n") for n in range(1, 30))]
+    verdict = judge(look(read(*parts)))
+    assert (verdict.state, verdict.workers_gone) == ("RUNNING", [])
+    assert "rank0 has not stepped since its exception (TimeoutError: again)" in verdict.why
+    assert "since its exception" not in judge(look(read(*parts, (0, "rank0: step=2\n")))).why
 
 
 def test_an_exception_without_a_thread_before_steps_is_only_a_finding():
@@ -346,11 +387,18 @@ def test_the_ladder_to_its_top():
         ({"supervisor_alive": False, "program_seen": False, "program": None, "tree": []}, "accepted"),
         ({"program": None, "tree": []}, "session"),
         ({"program": dataclasses.replace(PROGRAM, state="Z"), "tree": []}, "session"),
-        ({"program": dataclasses.replace(PROGRAM, marked=False), "tree": []}, "session"),
-        ({"log": dataclasses.replace(LOG, size=100), "summary": read()}, "process"),
+        ({"program": None, "tree": [dataclasses.replace(PROGRAM, marked=False)]}, "session"),
+        ({"program": dataclasses.replace(PROGRAM, marked=False), "tree": []}, "step"),
+        ({"log": BARE, "summary": read()}, "process"),
         ({"gpus_declared": [0]}, "log"),
         ({"summary": read((5, "phase=load\n"))}, "log"),
         ({"summary": read((5, "step=1 tok/s=0\n"))}, "log"),
+        ({"summary": read((5, "step=1 tok/s=-5\n"))}, "log"),
+        ({"summary": read((5, "step=1 tok/s=nan\n"))}, "log"),
+        ({"summary": read((5, "step=1 tok/s=nan\nstep=2 tok/s=3\n"))}, "step"),
+        ({"summary": read((5, "worker=loader-1 loss=3\nstep=1\n"))}, "step"),
+        ({"summary": read(), "heartbeat": Heartbeat(phase="train", step=5, at=NOW - 3)}, "step"),
+        ({"summary": read(), "heartbeat": Heartbeat(phase="train", step=5, at=NOW - 500)}, "log"),
         ({"summary": read((5, "worker=drafter-0 step=1\nworker=drafter-1 loss=3\n"))}, "log"),
         ({"summary": read((5, "phase=up worker=target-0\nworker=drafter-0 step=1\n"))}, "step"),
         ({"summary": read((5, "worker=drafter-0 step=1\n" + THREAD))}, "log"),
@@ -393,3 +441,67 @@ def test_a_program_that_exits_at_once_has_no_process():
 def test_every_probe_has_a_verdict():
     for probe in (look(LogSummary()), gone(LogSummary()), ended(LogSummary())):
         assert judge(probe).why
+
+
+# --- what must not be believed --------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_alone_is_progress_only_as_long_as_it_is_new():
+    fresh = judge(look(heartbeat=Heartbeat(phase="train", step=5, at=NOW - 3)))
+    assert (fresh.state, fresh.step, fresh.last_progress_at) == ("RUNNING", 5, NOW - 3)
+    assert "step 5 by its heartbeat, 3 s ago" in fresh.why
+    old = judge(look(heartbeat=Heartbeat(phase="train", step=5, at=NOW - 5000)))
+    assert old.state == "STALLED"
+    assert "no heartbeat for 83 min" in old.why
+
+
+def test_exit_code_0_behind_a_pipe_does_not_hide_the_exception_the_log_ends_with():
+    summary = read((9, "step=1 tok/s=5\nstep=2 tok/s=5\n" + TRACEBACK + "RuntimeError: crashed\n"), ended=True)
+    probe = ended(summary, code=0, last_step=2)
+    verdict = judge(probe)
+    assert (verdict.state, verdict.error.message) == ("SUCCEEDED", "crashed")
+    assert verdict.why == "exit code 0 after step 2, but its last words are RuntimeError: crashed"
+    assert climb(probe)[0] == "log"
+
+
+def test_a_helper_that_was_killed_is_not_passed_off_as_the_program():
+    probe = dataclasses.replace(ended(STEPS, signal=9), program_exit=ProgramExit(at=NOW, code=0))
+    verdict = judge(probe)
+    assert verdict.state == "KILLED"
+    assert "SIGKILL of another process of the run, whose started program had ended with exit code 0" in verdict.why
+
+
+def test_a_record_that_says_never_started_is_not_believed_of_a_run_that_steps():
+    record = ExitRecord(at=NOW, never_started="the supervisor did not report")
+    alive = judge(look(STEPS, exit=record))
+    assert (alive.state, alive.step) == ("RUNNING", 2)
+    assert "its record says that it never started (the supervisor did not report)" in alive.why
+    dead = judge(gone(STEPS, exit=record))
+    assert dead.state == "LOST"
+    assert "never started (the supervisor did not report), although it did" in dead.why
+
+
+def test_an_output_of_the_programs_own_log_is_a_sign_of_life_too():
+    own = ForeignLog(
+        path="/f", base=0, before=0, truncated=False, exact=True, device=1, inode=2, size=9, modified_at=NOW - 5
+    )
+    probe = look(log=dataclasses.replace(BARE, modified_at=NOW - 9000), created_at=NOW - 9000, foreign_logs=[own])
+    verdict = judge(probe)
+    assert verdict.state == "STARTING"
+    assert "last output 5 s ago" in verdict.why
+    old = dataclasses.replace(own, modified_at=NOW - 5000)
+    assert "no output for 83 min" in judge(dataclasses.replace(probe, foreign_logs=[old])).why
+
+
+@pytest.mark.parametrize(("tree", "why"), [([], "no process carries its mark"), ([PROGRAM], "1 process (42) alive")])
+def test_a_run_without_a_record_is_lost_and_its_processes_are_named(tree, why):
+    verdict = judge(look(damaged="its record run.json is gone", program=None, program_seen=False, tree=tree))
+    assert verdict.state == "LOST"
+    assert verdict.why.startswith("its record run.json is gone")
+    assert why in verdict.why
+
+
+def test_a_record_that_cannot_be_read_is_named_beside_what_is_seen():
+    why = judge(look(STEPS, unreadable=["supervisor.json"], supervisor_alive=False)).why
+    assert why.startswith("step 2, ") and "supervisor.json cannot be read" in why
+    assert "supervisor gone" not in why
