@@ -9,8 +9,11 @@ nothing else, or a loss or a tok/s besides: `Step 1: download the data` is prose
 `tps`, `tgs`, and a figure in front of the unit (`310 tok/s`). **Others**: `loss`, `train_loss`, `train/loss`; `lr`,
 `learning_rate`; `grad_norm`, `gnorm`. Numbers may be `1,234`, `1_234`, `1.2k`, `2.3e-4`, `nan`, `-inf`, `tensor(2.3)`.
 
-**Worker**: `worker=drafter-0` anywhere, `[drafter-0]` or `(drafter-0)` or `[rank3]:` before the first figure, or the
-bare name in front (`drafter-0: step=12`), after timestamps and log levels. A bare or bracketed name ends in a number.
+**Worker**: `worker=NAME` anywhere, with any name; `[drafter-0]` or `(drafter-0)` or `[rank3]:` before the first figure,
+or the bare name in front (`drafter-0: step=12`), after timestamps and log levels. Such a name ends in a number, and one
+of its words says that it is one of several that work: rank, worker, drafter, target, trainer, learner, actor, replica,
+shard, thread, proc(ess), device, gpu, cuda, npu, tpu (`local_rank3`, `ForkProcess-2`, `ThreadPoolExecutor-0_1`,
+`cuda:0`). `layer0: loss=0.2` names no worker.
 
 **Phase**: `phase=compile_warmup unit=3/12 seconds=1.2`. A line with a phase is a step only if it also has a figure.
 
@@ -56,11 +59,20 @@ FIGURE = re.compile(
 )
 FIGURE_FIRST = re.compile(rf"(?<![\w./])(?P<value>{NUMBER}) ?{TOKENS_PER_SECOND}(?![\w=:])", re.IGNORECASE)
 
-WORKER_NAME = (
+PREFIX_NAME = (
     r"(?!(?:step|iter(?:ation)?|epoch|ep|batch|it|micro|eval|val|loss|pid|tid|line|v|seed|lr)[-_ :]?\d)"
     r"(?:(?:cuda|gpu|npu|rank):\d+|[A-Za-z][A-Za-z_]*(?:[-_ ]?[A-Za-z_]*\d+)+)"
 )
-WORKER_KEY = re.compile(r"(?<![\w/.\-])[\"']?worker[\"']?\s*[=:]\s*[\"']?(?P<name>[\w][\w.:/-]*)", re.IGNORECASE)
+"""Whoever stands in front of a line of a traceback: it says which lines belong together, and makes no worker."""
+ROLES = (
+    r"(?:rank|worker|drafter|target|trainer|learner|actor|replica|shard|thread(?:poolexecutor)?"
+    r"|(?:spawn|fork|forkserver)?process|proc|device|gpu|cuda|npu|tpu)"
+)
+WORKER_NAME = rf"(?=(?:[A-Za-z]+[-_ ])*{ROLES}(?![A-Za-z])){PREFIX_NAME}"
+MAX_NAME = 100
+WORKER_KEY = re.compile(
+    rf"(?<![\w/.\-])[\"']?worker[\"']?\s*[=:]\s*[\"']?(?P<name>\w[\w.:/-]{{0,{MAX_NAME - 1}}})", re.IGNORECASE
+)
 WORKER_BRACKET = re.compile(rf"\[(?P<a>{WORKER_NAME})\]|\((?P<b>{WORKER_NAME})\)", re.IGNORECASE)
 WORKER_BARE = re.compile(rf"(?P<name>{WORKER_NAME.replace(' ', '')})(?::\s|\s+\|?\s*)", re.IGNORECASE)
 STAMP = (
@@ -70,7 +82,9 @@ STAMP = (
 )
 LOGGED = re.compile(STAMP)
 FRONT = re.compile(rf"\s+|[-|>:]\s|{STAMP}")
-PHASE = re.compile(r"(?<![\w/.\-])[\"']?phase[\"']?\s*[=:]\s*[\"']?(?P<name>[A-Za-z][\w./-]*)", re.IGNORECASE)
+PHASE = re.compile(
+    rf"(?<![\w/.\-])[\"']?phase[\"']?\s*[=:]\s*[\"']?(?P<name>[A-Za-z][\w./-]{{0,{MAX_NAME - 1}}})", re.IGNORECASE
+)
 FIELD = re.compile(r"(?<![\w/.\-])(?P<key>[A-Za-z_][\w./-]*)=(?P<value>[^\s,;]+)")
 RESUME = re.compile(r"\b(?:resum|restor|load|continu|from (?:the )?(?:checkpoint|step))", re.IGNORECASE)
 
@@ -142,7 +156,7 @@ class Grammar:
                 continue
             text = match[1].strip()
             if name == "worker":
-                reading.worker = text or None
+                reading.worker = text[:MAX_NAME] or None
                 continue
             try:
                 value = number(text) if text else math.nan

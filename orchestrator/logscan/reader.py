@@ -12,7 +12,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from orchestrator.logscan.grammar import FIGURE, LOGGED, WORKER_NAME
+from orchestrator.logscan.grammar import FIGURE, LOGGED, PREFIX_NAME
 from orchestrator.model import Finding
 
 HEADER = "Traceback (most recent call last):"
@@ -42,7 +42,7 @@ TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<typ
 TERMINATE_MORE = re.compile(r"\s+what\(\):|frame #|Exception raised from|\s*$")
 TORCH_MORE = re.compile(r"from user code:|Set TORCH|You can suppress|For debugging consider|Compile with")
 LEAD = re.compile(
-    rf"(?:\[(?P<a>{WORKER_NAME})\]|\((?P<b>{WORKER_NAME})\)|(?P<c>{WORKER_NAME})(?=:\s| \|))(?::\s?| \| ?| )?"
+    rf"(?:\[(?P<a>{PREFIX_NAME})\]|\((?P<b>{PREFIX_NAME})\)|(?P<c>{PREFIX_NAME})(?=:\s| \|))(?::\s?| \| ?| )?"
 )
 
 SHM = re.compile(r"shared memory|Bus error|/dev/shm")

@@ -1,11 +1,12 @@
 """What the scanner reads out of lines: steps, figures, workers, phases, exceptions."""
 
+import json
 import math
 
 import pytest
 
 from orchestrator.logscan import FindingEvent, PhaseEvent, Scanner, StepEvent, WorkerDown, WorkerUp, settled
-from orchestrator.model import LogSummary
+from orchestrator.model import LogSummary, from_json, to_json
 
 
 def scan(text, *, now=100.0, **options):
@@ -57,6 +58,32 @@ def test_a_step_line_is_read(line, expected):
     events, _ = scan(line + "\n")
     (step,) = only(events, StepEvent)
     assert (step.step, step.worker, step.tok_s, step.loss) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("local_rank3", "local_rank3: {}"), ("ForkProcess-2", "(ForkProcess-2) {}"), ("cuda:0", "cuda:0 {}"),
+        ("ThreadPoolExecutor-0_1", "ThreadPoolExecutor-0_1 {}"), ("gpu 1", "[gpu 1] {}"), ("me", "worker=me {}"),
+        (None, "layer0: {}"), (None, "[block12] {}"), (None, "frank1: {}"), (None, "task1: {}"), (None, "adapter2 {}"),
+        ("w" * 100, f"worker={'w' * 70_000} {{}}"),
+    ],
+)  # fmt: skip
+def test_a_worker_is_named_by_key_or_by_a_name_that_says_so(name, written):
+    _, summary = scan(written.format("step=3 loss=0.2") + "\n")
+    assert [worker.name for worker in summary.workers] == ([] if name is None else [name])
+    assert (summary.step, summary.loss) == (3, 0.2)
+
+
+def test_a_figure_of_a_part_of_the_model_makes_no_worker():
+    assert scan("layer0: loss=0.2\nstep=1 tok/s=5 loss=1\n")[1].workers == []
+
+
+@pytest.mark.parametrize("rate", ["1e308", "1e999", "nan", "inf"])
+def test_a_figure_that_no_sum_can_hold_leaves_none(rate):
+    _, summary = scan(f"worker=a step=1 tok/s={rate}\nworker=b step=1 tok/s={rate}\n")
+    assert (summary.tok_s, summary.tok_s_printed) == (None, True)
+    from_json(LogSummary, json.loads(json.dumps(to_json(summary), allow_nan=False)))
 
 
 @pytest.mark.parametrize(
