@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from orchestrator.agent import proc, records, system
-from orchestrator.agent.follow import Follower, merge
+from orchestrator.agent import proc, records, sharing, system
+from orchestrator.agent.follow import merge, read_on
 from orchestrator.agent.main import Call
 from orchestrator.model import (
     FollowedLog,
@@ -145,6 +146,7 @@ def _one(
     logs = records.followed(paths, spec.nonce)
     if supervisor and not supervisor_alive and (ended is None or not logs):
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
+    logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [
         os.path.basename(path)
         for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
@@ -169,22 +171,49 @@ def catch_up(
     patterns: dict[str, str], now: float,
 ) -> list[FollowedLog]:  # fmt: skip
     """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe."""
+    logs = logs or [FollowedLog(summary=LogSummary())]
+    by = _others(paths, nonce, logs)
     result = []
-    for one in logs or [FollowedLog(summary=merge([]))]:
-        path = one.foreign.path if one.foreign else paths.log(attempt)
-        if one.foreign is None and not own_verified:
-            result.append(one)
-            continue
-        try:
-            follower = Follower(path, foreign=one.foreign, summary=one.summary, patterns=patterns)
-        except OSError:
-            result.append(one)
-            continue
-        follower.advance(now, budget_bytes=CATCH_UP_BYTES)
-        result.append(follower.followed())
-        follower.close()
+    for one in logs:
+        if one.foreign is not None and one.foreign.path in by:
+            until = max(one.foreign.base, one.summary.offset)
+            one = dataclasses.replace(
+                one, foreign=dataclasses.replace(one.foreign, shared=by[one.foreign.path], until=until)
+            )
+        elif one.foreign is not None or own_verified:
+            path = one.foreign.path if one.foreign else paths.log(attempt)
+            one = read_on(one, path, patterns, now, budget_bytes=CATCH_UP_BYTES)
+        result.append(one)
     try:
         records.write_followed(paths, nonce, attempt, result)
     except OSError:
         pass  # a full or read-only disk: the next probe reads again
     return result
+
+
+def looked_at(paths: RunPaths, nonce: str, logs: list[FollowedLog], *, alive: bool) -> list[FollowedLog]:
+    """`logs` with their files as they are now. One that somebody else writes too, which its supervisor has not seen
+    yet, says nothing at all until the supervisor has said where the run's own part of it ends."""
+    by = _others(paths, nonce, logs) if alive else {}
+    result = []
+    for one in logs:
+        log = one.foreign
+        if log is not None:
+            try:
+                found = os.stat(log.path)
+                if (found.st_dev, found.st_ino) == (log.device, log.inode):
+                    log = dataclasses.replace(log, size=found.st_size, modified_at=found.st_mtime)
+            except OSError:
+                pass
+            one = dataclasses.replace(one, foreign=log)
+            if log.path in by:
+                log = dataclasses.replace(log, shared=by[log.path], until=log.base)
+                one = FollowedLog(summary=LogSummary(offset=log.base), foreign=log)
+        result.append(one)
+    return result
+
+
+def _others(paths: RunPaths, nonce: str, logs: list[FollowedLog]) -> dict[str, str]:
+    mine = [one.foreign for one in logs if one.foreign is not None and one.foreign.shared is None]
+    workdir = os.path.dirname(os.path.dirname(paths.root))
+    return sharing.others(mine, workdir=workdir, run_id=paths.run_id, nonce=nonce)

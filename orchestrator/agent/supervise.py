@@ -17,9 +17,10 @@ import time
 from typing import Any
 
 from orchestrator.agent import files, foreign, proc, records
-from orchestrator.agent.follow import Follower, merge
+from orchestrator.agent.follow import merge
 from orchestrator.agent.journal import Journal
-from orchestrator.model import ExitRecord, Process, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
+from orchestrator.agent.watch import LogWatch
+from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
 PR_SET_CHILD_SUBREAPER = 36
 QUICK_S = 3.0
@@ -63,10 +64,8 @@ class Supervisor:
         self.attempt = 1
         self.journal = Journal(paths, attempt=self.attempt, nonce=spec.nonce)
         self.index = files.JsonLines(paths.index(self.attempt))
-        self.followers: list[Follower] = []
-        self.known_logs: set[tuple[int, int]] = set()
         self.orphan_codes: list[int] = []
-        self.look_at = self.written_at = 0.0
+        self.written_at = 0.0
         self.written_to = 0
         self.childless = False
         self.echo_from = 0
@@ -92,15 +91,17 @@ class Supervisor:
         )  # fmt: skip
         os.write(log_fd, header)
         stat, own = os.fstat(log_fd), proc.stat(os.getpid())
-        self.known_logs.add((stat.st_dev, stat.st_ino))
         self.record = SupervisorRecord(
             attempt=self.attempt, nonce=self.spec.nonce, pid=os.getpid(), start_ticks=own[0].start_ticks if own else 0,
             boot=boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
             header_bytes=len(header), oom_kills=proc.oom_kills(),
         )  # fmt: skip
         files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
-        self.before = foreign.snapshot(self.cwd, self.argv, environ)
-        self.followers.append(Follower(self.paths.log(self.attempt), patterns=self.spec.patterns))
+        self.logs = LogWatch(
+            self.paths, attempt=self.attempt, nonce=self.spec.nonce, started_at=started_at,
+            before=foreign.snapshot(self.cwd, self.argv, environ), patterns=self.spec.patterns, journal=self.journal,
+            tree=lambda: proc.descendants(os.getpid(), self.spec.nonce),
+        )  # fmt: skip
         self.ending = files.Reserved(self.paths.exit)
         try:
             program = subprocess.Popen(
@@ -167,7 +168,7 @@ class Supervisor:
             pass
         while True:
             quick = time.monotonic() - begun < QUICK_S
-            behind = any(follower.behind for follower in self.followers)
+            behind = any(follower.behind for follower in self.logs.followers)
             ended = self.record.program_exit is not None
             if not behind:
                 time.sleep(0.02 if quick else 0.1) if ended else waiter.poll(20 if quick else 250)
@@ -184,7 +185,7 @@ class Supervisor:
                 time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
         now = time.time()
         try:
-            self.journal.write([event for follower in self.followers for event in follower.finish(now)], now)
+            self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)], now)
             self._write_scan()
             self._mark_index(now, force=True)
             self._echo_log()
@@ -194,12 +195,10 @@ class Supervisor:
 
     def _read_on(self, now: float, *, quick: bool) -> None:
         """One round: logs that have appeared, what has been written since the last round, and the records of it."""
-        if time.monotonic() >= self.look_at:
-            self.look_at = time.monotonic() + (0.02 if quick else 2.0)
-            self._find_logs(proc.descendants(os.getpid(), self.spec.nonce))
-        events = [event for follower in self.followers for event in follower.advance(now)]
+        events = self.logs.look(now, quick=quick)
+        events += [event for follower in self.logs.followers for event in follower.advance(now)]
         self.journal.write(events, now)
-        read_to = sum(follower.offset for follower in self.followers)
+        read_to = sum(follower.offset for follower in self.logs.followers)
         if events or (read_to != self.written_to and time.monotonic() - self.written_at > 0.5):
             self._write_scan()
             self.written_to, self.written_at = read_to, time.monotonic()
@@ -241,7 +240,7 @@ class Supervisor:
             ended_at = now  # a program that left well has not ended while what it started lives
             bad = next((orphan for orphan in self.orphan_codes if orphan != 0), 0)
             code, number = (bad, None) if bad >= 0 else (None, -bad)
-        summary = merge(follower.followed() for follower in self.followers)
+        summary = merge(self.logs.followed())
         first = summary.findings[0] if summary.findings else None
         return ExitRecord(
             at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at),
@@ -258,23 +257,11 @@ class Supervisor:
         except OSError:
             pass  # a full disk: the processes and the log still tell
 
-    def _find_logs(self, tree: list[Process]) -> None:
-        for log in foreign.find(
-            tree, before=self.before, known=self.known_logs, run_root=self.paths.root, started_at=self.record.started_at
-        ):
-            try:
-                self.followers.append(Follower(log.path, foreign=log, patterns=self.spec.patterns))
-            except OSError:
-                continue
-            self.journal.event("log_found", **to_json(log))
-            self._write_scan()
-
     def _write_scan(self) -> None:
-        logs = [follower.followed() for follower in self.followers]
-        records.write_followed(self.paths, self.spec.nonce, self.attempt, logs)
+        records.write_followed(self.paths, self.spec.nonce, self.attempt, self.logs.followed())
 
     def _mark_index(self, now: float, *, force: bool = False) -> None:
-        own = self.followers[0]
+        own = self.logs.followers[0]
         grown = own.offset - self.indexed[0]
         if grown and (force or grown >= INDEX_BYTES or now - self.indexed[1] >= INDEX_S):
             summary = own.scanner.summary()
@@ -288,7 +275,7 @@ class Supervisor:
 
     def _echo_log(self) -> None:
         """Shows the log's growth to whoever attaches. The pane is for eyes only; nothing ever reads it back."""
-        own = self.followers[0]
+        own = self.logs.followers[0]
         if own.offset == self.echo_from:
             return
         self.echo_from = max(self.echo_from, own.offset - 65536)
