@@ -1,4 +1,8 @@
-"""The demo itself: a drafter really learns from the real SmolLM2 on two cores, as a process that is then stopped."""
+"""The demo itself: a drafter really learns from the real SmolLM2 on two cores, as a process that is then stopped.
+
+In so few steps it mostly learns how frequent words are: with noise for features the loss falls nearly as far.
+`test_learning.py` shows what the features give.
+"""
 
 from __future__ import annotations
 
