@@ -126,8 +126,8 @@ class Specctl:
                 command = Path(f"/proc/{supervisor['pid']}/cmdline").read_bytes()
                 if run.name.encode() in command:
                     _kill(supervisor["pid"])
-            except (OSError, ValueError):
-                pass
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                pass  # gone, or a test has damaged it; without a process to watch it ends by itself
         for socket in self.workdir.glob("tmux-*"):
             subprocess.run(["tmux", "-S", str(socket), "kill-server"], capture_output=True, check=False)
         shutil.rmtree(self.home, ignore_errors=True)

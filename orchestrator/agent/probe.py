@@ -144,7 +144,7 @@ def _one(
     same_boot = supervisor.boot == boot if supervisor else None
     log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
     logs = records.followed(paths, spec.nonce)
-    if supervisor and not supervisor_alive and (ended is None or not logs):
+    if supervisor and (not supervisor_alive if ended is None else not logs):
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [
