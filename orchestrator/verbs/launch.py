@@ -171,13 +171,13 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         verdict = health.judge(probe)
         rung, evidence = health.rung(probe, verdict)
         result.probe, result.verdict = probe, verdict
+        if RUNGS.index(rung) > RUNGS.index(result.rung):
+            result.rung = rung
         for item in evidence:
             if item.what not in seen:
                 seen.add(item.what)
                 result.evidence.append(item)
                 watcher.rung(item.what, item)  # type: ignore[arg-type]
-        if RUNGS.index(rung) > RUNGS.index(result.rung):
-            result.rung = rung
         if not verdict.live:
             result.why = f"{verdict.state}: {verdict.why}"
             # A short program may have stepped and ended well before it was looked at.

@@ -94,10 +94,14 @@ def test_what_arrives_has_the_hash_it_was_sent_under(tmp_path: Path) -> None:
     assert bundle_hash(put.scan(str(arrived))) != bundle.hash
 
 
-def test_files_too_big_to_be_code_are_refused_by_name_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_git", [True, False])
+def test_files_too_big_to_be_code_are_refused_by_name_with_what_to_do(tmp_path: Path, in_git: bool) -> None:
     root = project({"a.py": "1"}, tmp_path)
+    if in_git:
+        git(root, "init", "-q")
     with (root / "model.safetensors").open("wb") as file:
         file.truncate(21 << 20)
     with pytest.raises(BundleError, match=r"model\.safetensors \(21 MiB\)") as caught:
         collect(root)
-    assert ".gitignore" in (caught.value.hint or "")
+    hint = caught.value.hint or ""
+    assert "--source DIR" in hint and (".gitignore" in hint) is in_git

@@ -20,12 +20,13 @@ def small_package(specctl: Specctl) -> str:
 
 
 def test_requirements_are_installed_once_in_an_environment_named_by_them(specctl: Specctl) -> None:
-    (specctl.project / "run.yaml").write_text(f"requirements: ['{small_package(specctl)}']\nsteps: 12\n")
+    (specctl.project / "run.yaml").write_text(f"requirements: ['{small_package(specctl)}']\n")
     done = specctl.launch("--config", "run.yaml", "--", "python", "-c", PROGRAM)
     assert done.code == 0, done.err
     assert "environment:" in done.err
     [env] = [path for path in (specctl.workdir / "envs").iterdir() if path.is_dir()]
     assert str(env) in specctl("logs", done.json["run_id"]).out
+    assert "Successfully installed" not in done.err, "without a terminal only the commands are shown"
     again = specctl.launch("--config", "run.yaml", "--", "python", "-c", PROGRAM)
     assert again.code == 0 and "pip install" not in again.err
     record = json.loads((specctl.run_dir(again.json["run_id"]) / "run.json").read_text())

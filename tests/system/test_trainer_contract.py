@@ -52,9 +52,12 @@ def test_a_training_run_is_seen_as_what_it_is_and_stopped_with_a_checkpoint(spec
         assert event["nonce"] == nonce and event["attempt"] == 1
 
 
-def test_a_configuration_the_trainer_refuses_is_told_in_its_own_words(specctl: Specctl, config: str) -> None:
+def test_a_configuration_the_trainer_refuses_is_told_in_its_own_words_before_anything_is_sent(
+    specctl: Specctl, config: str
+) -> None:
     path = specctl.project / config
     path.write_text(path.read_text().replace('"steps"', '"stepps"'))
-    done = specctl.launch("--config", config)
-    assert done.code == 1 and done.json["state"] == "FAILED"
-    assert any("stepps" in line for line in done.json["tail"])
+    done = specctl("launch", "local", "--config", config)
+    line = path.read_text().partition("stepps")[0].count("\n") + 1
+    assert done.code == 2 and f"{config}:{line}: stepps: unknown key; did you mean 'steps'?" in done.err
+    assert not specctl.workdir.exists()

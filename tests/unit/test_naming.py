@@ -1,0 +1,32 @@
+"""What a run of a command is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.naming import name_of
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["bash", "start_training.sh"], "start_training"),
+        (["bash", "-c", "cd x && exec python train.py --lr 1"], "train"),
+        (["bash", "-lc", "FOO=1 torchrun --nproc-per-node 2 src/main.py"], "main"),
+        (["bash", "-c", "for i in 1 2; do python eval.py; done"], "eval"),
+        (["sh", "-c", "echo saved; exit 3"], "sh"),
+        (["bash", "-c", "it's not closed"], "bash"),
+        (["bash", "-c"], "bash"),
+        (["python", "-m", "package.train"], "train"),
+        (["python3.11", "-u", "a/b.py"], "b"),
+        (["/usr/bin/python3", "-c", "print(1)"], "python3"),
+        (["env", "A=1", "nohup", "./run.sh"], "run"),
+        (["timeout", "5m", "bash", "a.sh"], "a"),
+        (["accelerate", "launch", "train.py"], "train"),
+        (["true"], "true"),
+        (["env"], "env"),
+        ([], "run"),
+    ],
+)
+def test_a_command_is_called_by_what_it_runs(argv: list[str], name: str) -> None:
+    assert name_of(argv) == name
