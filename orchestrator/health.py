@@ -27,6 +27,8 @@ SHELL_SIGNAL = 128
 COMPILE_PHASE = re.compile(r"compil|warm", re.IGNORECASE)
 SILENT_STEPS = 5
 """A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
+CLOCK_S = 60.0
+"""How far in the future a program's own time may lie."""
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
@@ -79,6 +81,8 @@ class _Look:
         self.gone, self.known = _workers(self.summary, probe.observed_at, limits, live=bool(self.alive))
         beat = probe.heartbeat
         self.step, self.progress_at = self.summary.step, self.summary.step_at
+        if beat is not None and beat.at > self.now + CLOCK_S:
+            beat = None  # in milliseconds, say: it would be new for ever
         self.by_heartbeat = self.step is None and beat is not None and bool(beat.step)
         if self.by_heartbeat and beat is not None:
             self.step, self.progress_at = beat.step, beat.at
@@ -97,7 +101,7 @@ class _Look:
             state=state, why=why, observed_at=self.now, step=self.step, tok_s=self.summary.tok_s,
             loss=self.summary.loss, last_progress_at=self.progress_at,
             workers_alive=len(self.known) - len(self.gone) if self.alive else 0, workers_total=len(self.known),
-            workers_gone=[worker.name for worker in self.gone], error=error,
+            workers_gone=[worker.name for worker in self.gone], workers=self.known, error=error,
         )  # fmt: skip
 
     def figures(self) -> str:
@@ -263,6 +267,8 @@ def _live(look: _Look) -> Verdict:
             phase = f" in phase {look.phase}" if look.phase and _is_after_step(look) else ""
             what, by = ("heartbeat", " by the last one") if look.by_heartbeat else ("step", "")
             silence = f"no {what} for {age(silent_s)}{phase}, at step {look.step}{by}"
+            if summary.tail:
+                silence += f", after which {headline(summary.tail[-1])} was printed"
             return look.verdict("STALLED", f"{silence} (limit {age(limit_s)}){notes}")
     if not probe.log.verified:
         beat = f", {look.figures()}" if look.step is not None else ""

@@ -135,5 +135,5 @@ def _is_fresh(probe: Probe) -> bool:
     """Whether the step is known from the log, or from a heartbeat that was not long before the look, or the end."""
     if probe.summary.step is not None or probe.heartbeat is None:
         return True
-    return (probe.exit.at if probe.exit else probe.observed_at) - probe.heartbeat.at <= BEAT_S
+    return abs((probe.exit.at if probe.exit else probe.observed_at) - probe.heartbeat.at) <= BEAT_S
 

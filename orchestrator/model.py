@@ -530,6 +530,8 @@ class Verdict:
     workers_alive: int = 0
     workers_total: int = 0
     workers_gone: list[str] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    """Those that count: an older run's text names none."""
     error: Finding | None = None
     """The failure: what a process or worker ended with. Findings that ended nothing are not here."""
 

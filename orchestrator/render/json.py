@@ -68,7 +68,7 @@ def of_run(run: Run) -> dict[str, Any]:
         "loss": verdict.loss, "last_progress_age_s": age_s, "observed_at": verdict.observed_at,
         "workers": [
             {"name": worker.name, "state": "GONE" if worker.name in gone else alive, "step": worker.step}
-            for worker in probe.summary.workers
+            for worker in verdict.workers
         ],
         "error": of_finding(verdict.error), "log": probe.log.path, "note": probe.note,
         "foreign_logs": [to_json(log) for log in probe.foreign_logs],

@@ -57,6 +57,9 @@ def ended(summary=None, *, log=LOG, **record):
 
 
 STEPS = read((20, "step=1 loss=2 tok/s=300\n"), (10, "step=2 loss=2 tok/s=310\n"))
+RETRIED = (
+    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 1, in f\n[rank0]: TimeoutError: again\n'
+)
 THREAD = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: boom\n"
 
 
@@ -215,6 +218,11 @@ def test_the_heartbeat_may_say_that_it_checkpoints():
     assert judge(look(steps, heartbeat=Heartbeat(phase="checkpoint", step=3, at=NOW - 1))).state == "RUNNING"
 
 
+def test_a_stall_says_what_was_printed_after_the_last_step():
+    why = judge(look(read((302, "step=1\n"), (301, "step=2\n" + RETRIED), ended=True))).why
+    assert "no step for 5 min, at step 2, after which TimeoutError: again was printed" in why
+
+
 def test_printing_without_stepping_is_no_progress():
     steps = read((302, "step=1\n"), (301, "step=2\n"), (1, "still waiting for the queue\n"))
     assert judge(look(steps)).state == "STALLED"
@@ -290,7 +298,7 @@ def test_an_unknown_threads_exception_before_any_step_is_believed_after_a_while(
 
 def test_an_exception_of_a_thread_that_nothing_else_names_is_only_a_finding_while_steps_follow_it():
     verdict = judge(look(read((99, "step=5\n"), (98, THREAD), (1, "step=6\n"))))
-    assert (verdict.state, verdict.workers_total, verdict.error) == ("RUNNING", 0, None)
+    assert (verdict.state, verdict.workers, verdict.error) == ("RUNNING", [], None)
     assert "an exception of a thread drafter-0 was printed (RuntimeError: boom), which may be older text" in verdict.why
 
 
@@ -304,11 +312,6 @@ def test_an_unknown_threads_exception_is_its_death_when_the_steps_name_other_wor
     summary = read((9, others + THREAD), (1, others.replace("step=1", "step=2")))
     verdict = judge(look(summary))
     assert (verdict.state, verdict.workers_gone, verdict.workers_total) == ("DEGRADED", ["drafter-0"], 3)
-
-
-RETRIED = (
-    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 1, in f\n[rank0]: TimeoutError: again\n'
-)
 
 
 def test_a_prefixed_traceback_is_no_death():
@@ -453,6 +456,7 @@ def test_a_heartbeat_alone_is_progress_only_as_long_as_it_is_new():
     old = judge(look(heartbeat=Heartbeat(phase="train", step=5, at=NOW - 5000)))
     assert old.state == "STALLED"
     assert "no heartbeat for 83 min" in old.why
+    assert judge(look(heartbeat=Heartbeat(phase="train", step=5, at=NOW * 1000))).step is None
 
 
 def test_exit_code_0_behind_a_pipe_does_not_hide_the_exception_the_log_ends_with():
