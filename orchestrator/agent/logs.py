@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from orchestrator.agent import records
+from orchestrator.agent.foreign import Key, locate
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
 from orchestrator.agent.search import Hit, Pattern, Search
@@ -19,6 +20,7 @@ READ_BYTES = 1 << 20
 FRAME_BYTES = 256 << 10
 TAIL_BYTES = 16 << 20
 """The last lines of a log are looked for in its last so many bytes, and in all of it if that holds too few."""
+SECTIONS_LIMIT = 128
 HEARTBEAT_S = 2.0
 POLL_S = 0.1
 LOOK_S = 0.5
@@ -36,27 +38,62 @@ def run(call: Call) -> None:
 
 
 class Section:
-    """One log file of the run, from the byte on that is this run's."""
+    """One log file of the run, from the byte on that is this run's (to the byte `end`, if the rest is not)."""
 
-    def __init__(self, path: str, base: int, foreign: ForeignLog | None = None) -> None:
-        self.path, self.foreign = path, foreign
+    def __init__(self, path: str, base: int, *, foreign: bool = False, end: int | None = None) -> None:
+        """Raises `OSError` without the file."""
+        self.path, self.foreign, self.end = path, foreign, end
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.offset = base
+        found = os.fstat(self.fd)
+        self.key = (found.st_dev, found.st_ino)
+        self.base = self.offset = base
         self.cleaner = Cleaner(base_offset=base)
         self.lines = 0
         self.open_line = False
+        self.parts: list[Block] = []
+        """A very long line, so far: the cleaner hands it out in pieces."""
         self.search: Search | None = None
+
+    @property
+    def last_byte_at(self) -> float | None:
+        """When the file last grew by a byte of this run's; None if it holds none, or others' too."""
+        found = os.fstat(self.fd)
+        return found.st_mtime if found.st_size > self.base and self.end is None else None
 
     def skip_to(self, offset: int, lines: int) -> None:
         """Start in the middle: at `offset` a line begins, and `lines` lines stand before it."""
-        self.offset, self.lines = offset, lines
+        self.offset, self.lines, self.parts = offset, lines, []
         self.cleaner = Cleaner(base_offset=offset)
 
     def read(self) -> Iterator[Block]:
-        """Cleaned blocks of what is there now and has not been read."""
-        while data := os.pread(self.fd, READ_BYTES, self.offset):
+        """Cleaned blocks of what is there now and has not been read; all of it, when the file was emptied meanwhile."""
+        if self.foreign and self.end is None and os.fstat(self.fd).st_size < self.offset:
+            yield from self.finish()
+            self.base = self.offset = 0
+            self.cleaner = Cleaner()
+        while data := os.pread(self.fd, self._room(), self.offset):
             self.offset += len(data)
             yield from self._count(self.cleaner.feed(data))
+
+    def _room(self) -> int:
+        return READ_BYTES if self.end is None else max(0, min(READ_BYTES, self.end - self.offset))
+
+    def hits(self, blocks: Iterable[Block], *, over: bool) -> Iterator[Hit]:
+        """Every line of these blocks, whole; `over`: no more will come of the last one."""
+        for block in blocks:
+            position = 0
+            for line in block.data.splitlines(True):
+                part = Block(line, block.raw_offset(position))
+                position += len(line)
+                self.parts.append(part)
+                if line.endswith(b"\n"):
+                    yield self._whole()
+        if over and self.parts:
+            yield self._whole()
+
+    def _whole(self) -> Hit:
+        parts, self.parts = self.parts, []
+        return Hit(parts[0].offset, b"".join(part.data for part in parts).rstrip(b"\n"), True)
 
     def finish(self) -> Iterator[Block]:
         """The open last line."""
@@ -81,7 +118,10 @@ class Reader:
         self.last: int | None = request.get("last")
         self.follow = bool(request.get("follow"))
         self.pattern: Pattern | None = None
-        if request.get("grep") is not None:
+        if request.get("grep") is None:
+            if any(request.get(name) for name in ("ignore_case", "invert", "before", "after")):
+                raise Refusal("usage", "-i, -v, -A, -B and -C say how --grep searches", "add --grep, or leave them out")
+        else:
             self.pattern = Pattern(
                 expression=request["grep"], ignore_case=bool(request.get("ignore_case")),
                 invert=bool(request.get("invert")), before=int(request.get("before") or 0),
@@ -89,6 +129,8 @@ class Reader:
             )  # fmt: skip
             self.pattern.check()
         self.sections: list[Section] = []
+        self.lines_before = 0
+        """Lines of sections that are closed."""
         self.matched = 0
         self.batch: list[dict[str, Any]] = []
         self.batch_bytes = 0
@@ -107,16 +149,17 @@ class Reader:
         for section, hit in held or ():
             self._send(section, hit)
         if self.last is not None and self.pattern is None:
-            self.matched = len(held or ())
+            # What was asked for; of no line at all, how many there are.
+            self.matched = len(held or ()) if self.last else sum(section.lines for section in self.sections)
         self._flush()
         if self.follow:
             self._follow()
         last = probe(self.call, [self.seen.run_id], time.time())[0]
         self.call.emit({
             "final": True, "probe": to_json(last), "matched": self.matched,
-            "total": sum(section.lines for section in self.sections),
-            "last_byte_at": max((os.fstat(section.fd).st_mtime for section in self.sections), default=None),
-            "foreign": [to_json(section.foreign) for section in self.sections if section.foreign],
+            "total": self.lines_before + sum(section.lines for section in self.sections),
+            "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
+            "foreign": [to_json(log) for log in last.foreign_logs],
         })  # fmt: skip
 
     def _read_sections(self, held: deque[tuple[Section, Hit]] | None) -> Iterator[Section]:
@@ -148,23 +191,36 @@ class Reader:
         self._open_foreign(self.seen.foreign_logs)
 
     def _open_foreign(self, logs: Iterable[ForeignLog]) -> None:
-        known = {section.path for section in self.sections}
+        """Each log of the program's, and what it was rotated from, wherever these files are now."""
+        known = {section.key for section in self.sections}
         for log in logs:
-            if log.path in known:
-                continue
-            try:
-                section = Section(log.path, log.base, log)
-            except OSError:
-                continue
-            found = os.fstat(section.fd)
-            if (found.st_dev, found.st_ino) == (log.device, log.inode) and found.st_size >= log.base:
-                self.sections.append(section)
-            else:
-                os.close(section.fd)  # the name now belongs to another file: not this run's
+            files: list[tuple[Key, int, int | None]]
+            files = [((one.device, one.inode), one.base, None) for one in log.earlier]
+            files.append(((log.device, log.inode), log.base, log.until))
+            for key, base, end in files:
+                path = locate(log.path, key) if key not in known else None
+                if path is None:
+                    continue  # gone, or known already
+                try:
+                    section = Section(path, base, foreign=True, end=end)
+                except OSError:
+                    continue
+                if section.key == key and os.fstat(section.fd).st_size >= base:
+                    self.sections.append(section)
+                    known.add(key)
+                else:
+                    os.close(section.fd)  # the name belongs to another file by now: not this run's
+            for section in self.sections:
+                if section.key == (log.device, log.inode) and section.foreign:
+                    section.end = log.until
+        while len(self.sections) > SECTIONS_LIMIT:  # a log that is rotated while it is followed
+            oldest = self.sections.pop(1)
+            self.lines_before += oldest.lines
+            os.close(oldest.fd)
 
     def _skip(self, section: Section) -> None:
         """For the last lines of a large log, start near its end: the supervisor's index says at which line."""
-        if self.last is None or self.pattern is not None or section.foreign is not None:
+        if self.last is None or self.pattern is not None or section.foreign:
             return
         far_enough = os.fstat(section.fd).st_size - TAIL_BYTES
         mark = records.last_mark(self.paths.index(self.seen.attempt), before=far_enough)
@@ -176,8 +232,7 @@ class Reader:
 
     def _initial(self, section: Section) -> Iterator[Hit]:
         if self.pattern is None:
-            for block in self._blocks(section):
-                yield from _lines(block)
+            yield from section.hits(self._blocks(section), over=not self.follow)
             return
         search = Search(self.pattern)
         for block in self._blocks(section):
@@ -215,10 +270,9 @@ class Reader:
         if over:
             blocks += section.finish()
         if self.pattern is None:
-            for block in blocks:
-                for hit in _lines(block):
-                    self.matched += 1
-                    self._send(section, hit)
+            for hit in section.hits(blocks, over=over):
+                self.matched += 1
+                self._send(section, hit)
             return
         if section.search is None:
             section.search = Search(self.pattern, follow=True)
@@ -254,10 +308,3 @@ class Reader:
     def _emit(self, frame: dict[str, Any]) -> None:
         self.call.emit(frame)
         self.spoke_at = time.monotonic()
-
-
-def _lines(block: Block) -> Iterator[Hit]:
-    position = 0
-    for line in block.data.splitlines(True) if b"\n" in block.data else [block.data] if block.data else []:
-        yield Hit(block.raw_offset(position), line.rstrip(b"\n"), True)
-        position += len(line)

@@ -16,7 +16,7 @@ def of_what(found: Logs, grep: str | None) -> str:
     """After the last line."""
     probe, verdict = found.probe, found.verdict
     assert verdict is not None
-    byte_age = age(probe.observed_at - probe.log.modified_at) + " ago" if probe.log.size else "no byte yet"
+    byte_age = age(probe.observed_at - found.last_byte_at) + " ago" if found.last_byte_at else "none yet"
     text = (
         f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: {verdict.state} ({verdict.why}); "
         f"{found.matched:,} of {found.total:,} lines; last byte {byte_age}"
@@ -25,6 +25,8 @@ def of_what(found: Logs, grep: str | None) -> str:
         text += f"; also {log['path']} from byte {log['base']:,} on"
         if log["before"]:
             text += f" ({size(log['before'])} from before are not shown)"
+        if log.get("shared"):
+            text += f", to byte {log['until']:,}: {log['shared']} writes it too, and nobody can tell whose the rest is"
     if grep is not None and not found.matched and (unknown := NOT_ERE.search(grep)):
         text += (
             f"; --grep is an extended regular expression as grep -E reads it, which does not know {unknown.group()}: "
