@@ -283,7 +283,7 @@ def _starting(look: _Look, notes: str) -> Verdict:
     limit_s = limits.compile_s if look.phase and COMPILE_PHASE.search(look.phase) else limits.start_s
     heard_at = max(
         probe.created_at, summary.phase_at or 0.0, probe.log.modified_at,
-        *(log.modified_at or 0.0 for log in probe.foreign_logs if log.size > log.base),
+        *(log.modified_at or 0.0 for log in probe.foreign_logs if log.own_bytes and log.shared is None),
     )  # fmt: skip
     silent_s = look.now - heard_at
     phase = f"phase {look.phase}" if look.phase else "no phase"
@@ -334,6 +334,7 @@ def _notes(look: _Look) -> str:
         notes.append(f"the started program has ended{code}, {_processes(look.alive)} left")
     elif probe.program is not None and probe.program.state in ("T", "t"):
         notes.append(f"process {probe.program.pid} is stopped (state T)")
+    notes += [f"{log.path} is not read, {log.shared} writes it too" for log in probe.foreign_logs if log.shared]
     if summary.nonfinite_step is not None:
         notes.append(f"loss not finite since step {summary.nonfinite_step}")
     ahead = max((one.step or 0 for one in look.known), default=0)

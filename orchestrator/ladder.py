@@ -88,9 +88,9 @@ def output_seen(probe: Probe) -> str | None:
     if (beyond > 0) if log.header_bytes else probe.summary.lines > 1:
         return f"{log.size:,} bytes"
     for other in probe.foreign_logs:
-        if other.size > other.base:
+        if other.own_bytes:
             kept = f" after the {other.before:,} that were there before" if other.before and not other.truncated else ""
-            return f"{other.path}, {other.size - other.base:,} bytes{kept}"
+            return f"{other.path}, {other.own_bytes:,} bytes{kept}"
     return None
 
 

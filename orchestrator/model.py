@@ -354,6 +354,11 @@ class ForeignLog:
     """How often it began again at byte 0 while the run went on: emptied, or rotated away under `earlier`."""
     earlier: list[EarlierFile] = field(default_factory=list)
 
+    @property
+    def own_bytes(self) -> int:
+        """How many bytes of the file are this run's."""
+        return max(0, (self.size if self.until is None else self.until) - self.base)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:

@@ -116,6 +116,8 @@ def _show_foreign(console: Console, result: Result) -> None:
             text += f" ({log.before:,} bytes were there before this run; only what comes after them is followed)"
         else:
             text += " (new, or empty before this run)"
+        if log.shared:
+            text += f"; {log.shared} writes it too, so nobody can tell whose a line is, and none is used"
         if not log.exact:
             text += "; its first lines may have been taken for old ones"
         line(console, text, style="yellow")
