@@ -142,9 +142,13 @@ def _one(
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
         program = next((one for one in tree if one.pid == pid and one.start_ticks == ticks), None)
     same_boot = supervisor.boot == boot if supervisor else None
-    log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
+    # Before the log is looked at: what has been read of it is never more than is there.
     logs = records.followed(paths, spec.nonce)
-    if supervisor and (not supervisor_alive if ended is None else not logs):
+    log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
+    if log.verified and any(one.foreign is None and not 0 <= one.summary.offset <= log.size for one in logs):
+        logs = []
+    damaged = not logs and os.path.lexists(paths.scan)
+    if supervisor and (damaged or (ended is None and not supervisor_alive)):
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [

@@ -122,8 +122,12 @@ def test_what_was_read_of_a_log_is_read_again_when_its_record_is_damaged(specctl
     done = specctl.launch("--", "sh", "-c", "for i in 1 2 3; do echo step=$i tok/s=5; done")
     run_id = done.json["run_id"]
     poll_until(lambda: specctl.status(run_id)["state"] == "SUCCEEDED")
-    replace(specctl.run_dir(run_id) / "scan.json", b'{"summary":{"offset":"abc"}}')
-    assert specctl.status(run_id)["step"] == 3
+    path = specctl.run_dir(run_id) / "scan.json"
+    scan = json.loads(path.read_text())
+    for offset in ("abc", 10**15, -5):
+        scan["logs"][0]["summary"].update(offset=offset, step=77)
+        replace(path, json.dumps(scan).encode())
+        assert specctl.status(run_id)["step"] == 3, offset
 
 
 def test_a_lost_run_is_listed_for_a_day_after_its_last_sign_of_life(specctl: Specctl) -> None:
