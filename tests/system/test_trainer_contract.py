@@ -31,7 +31,7 @@ def test_a_training_run_is_seen_as_what_it_is_and_stopped_with_a_checkpoint(spec
     row = poll_until(lambda: (found := specctl.status(run_id))["step"] >= 12 and found)
     assert row["state"] == "RUNNING" and row["tok_s"] > 0 and row["loss"] > 0
     assert [(worker["name"], worker["state"]) for worker in row["workers"]] == [
-        ("drafter-0", "ALIVE"), ("drafter-1", "ALIVE"),
+        ("target-0", "ALIVE"), ("drafter-0", "ALIVE"), ("drafter-1", "ALIVE"),
     ]  # fmt: skip
 
     nonce = json.loads((run / "run.json").read_text())["spec"]["nonce"]
@@ -41,7 +41,7 @@ def test_a_training_run_is_seen_as_what_it_is_and_stopped_with_a_checkpoint(spec
     assert {"import", "load_target", "data", "compile_warmup", "train"} <= set(phases)
     metrics = lines(run / "metrics.jsonl")
     assert {row["source"] for row in metrics} == {"trainer"}, "the trainer's own figures are written once, by itself"
-    assert {row["worker"] for row in metrics} == {None, "drafter-0", "drafter-1"}
+    assert {row["worker"] for row in metrics} == {None, "target-0", "drafter-0", "drafter-1"}
 
     done = specctl("stop", run_id, "--json")
     assert done.code == 0 and done.json["state"] == "STOPPED" and done.json["remaining"] == []
