@@ -62,6 +62,8 @@ class Follower:
         """When there was nothing more to read: what is read next was written later."""
         self._grew_at, self._settled = 0.0, True
         self._clean = self._state()
+        self.begun_again = False
+        """Set when the log begins again; whoever says so clears it."""
         self.dirty = False
         """Whether bytes that need cleaning have been read since the last mark."""
 
@@ -160,16 +162,20 @@ class Follower:
         os.close(self._fd)
         self._fd = fd
         gone = EarlierFile(device=self.foreign.device, inode=self.foreign.inode, base=self.foreign.base)
+        # An inode number that comes again is another file: the one that had it has been deleted.
+        new = (foreign.device, foreign.inode)
+        earlier = [one for one in [*self.foreign.earlier, gone] if (one.device, one.inode) != new]
         self._begin_again(
             dataclasses.replace(
                 foreign, before=self.foreign.before, truncated=self.foreign.truncated, exact=self.foreign.exact,
-                restarts=self.foreign.restarts + 1, earlier=[*self.foreign.earlier, gone][-EARLIER:],
+                restarts=self.foreign.restarts + 1, earlier=earlier[-EARLIER:],
             )
         )  # fmt: skip
         return events
 
     def _begin_again(self, foreign: ForeignLog) -> None:
         self.foreign, self.offset, self._waiting, self._proof = foreign, foreign.base, b"", None
+        self.begun_again = True
         summary = self.scanner.summary()
         stepped = summary.scan.first_step_offset is not None
         scan = dataclasses.replace(

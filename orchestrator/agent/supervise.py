@@ -186,6 +186,7 @@ class Supervisor:
         now = time.time()
         try:
             self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)], now)
+            self.journal.close()
             self._write_scan()
             self._mark_index(now, force=True)
             self._echo_log()
@@ -199,8 +200,9 @@ class Supervisor:
         events += [event for follower in self.logs.followers for event in follower.advance(now)]
         self.journal.write(events, now)
         read_to = sum(follower.offset for follower in self.logs.followers)
-        if events or (read_to != self.written_to and time.monotonic() - self.written_at > 0.5):
+        if events or self.logs.changed or (read_to != self.written_to and time.monotonic() - self.written_at > 0.5):
             self._write_scan()
+            self.logs.changed = False
             self.written_to, self.written_at = read_to, time.monotonic()
         self._mark_index(now)
         self._echo_log()

@@ -48,12 +48,18 @@ class LogWatch:
         self._reads = False
         """Whether a process of the run was seen to read a log that is older than the run."""
         self._look_at = self._share_at = 0.0
+        self.changed = False
+        """Something other than bytes has changed in what `followed` says; whoever writes that down clears it."""
 
     def look(self, now: float, *, quick: bool) -> list[Event]:
         """Logs that have come, gone or moved since the last look, and what the ended ones say at their end.
 
         It does little when there is nothing to do: call it in every round.
         """
+        for follower in self.followers[1:]:
+            if follower.begun_again and follower.foreign is not None:
+                follower.begun_again, self.changed = False, True
+                self.journal.event("log_begun_again", **to_json(follower.foreign))
         if time.monotonic() < self._look_at and not self._moved():
             return []
         self._look_at = time.monotonic() + (QUICK_LOOK_S if quick else LOOK_S)
@@ -90,15 +96,14 @@ class LogWatch:
         try:
             for follower in self.followers[1:]:
                 if follower.path == path and follower.key not in writing and not follower.shared:
-                    events = follower.rotate(log, now)
-                    self.journal.event("log_rotated", path=path)
-                    return events
+                    return follower.rotate(log, now)
             if len(self.followers) > FOLLOWED_LIMIT:
                 idle = next((one for one in self.followers[1:] if one.key not in writing), None)
                 if idle is None:
                     return []
                 events = self._close(idle, now)
             self.followers.append(Follower(path, foreign=log, patterns=self.patterns))
+            self.changed = True
         except OSError:
             return events
         self.journal.event("log_found", **to_json(log))
@@ -130,6 +135,7 @@ class LogWatch:
                 follower.note_unshared()
             else:
                 follower.share(by)
+                self.changed = True
                 self.journal.event("log_shared", path=follower.path, by=by)
 
     def _is_new(self, one: Held) -> bool:
@@ -172,6 +178,7 @@ class LogWatch:
         self.closed.append(follower.followed())
         follower.close()
         self.followers.remove(follower)
+        self.changed = True
         if len(self.closed) > CLOSED_LIMIT:
             first, second = self.closed[:2]
             self.closed[:2] = [FollowedLog(summary=merge([first, second]), foreign=second.foreign)]
