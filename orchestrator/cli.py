@@ -41,7 +41,7 @@ from orchestrator.verbs import status as status_verb
 from orchestrator.verbs import stop as stop_verb
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _seconds(least: float, most: float) -> Any:
 
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="An id, a part of one, or @last; your only live run.", show_default=False),
+    typer.Argument(metavar="RUN", help="An id, a part of one, or @last; your only live run.", show_default=False),
 ]
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", metavar="FILE", help="Which hosts.yaml to use.", show_default=False)
@@ -148,7 +148,7 @@ def root(
 def launch(
     ctx: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="Where to run; hosts.yaml's default if left out.")
+        str | None, typer.Argument(metavar="TARGET", help="Where to run; hosts.yaml's default if left out.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Train with this (YAML); with a CMD, specctl's own keys.")
@@ -208,7 +208,7 @@ def launch(
 def status(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN|TARGET]...", help="Runs, targets or groups.")
+        list[str] | None, typer.Argument(metavar="RUN|TARGET", help="Runs, targets or groups.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what ended more than 24 hours ago.")] = False,
     json: JsonOption = False,

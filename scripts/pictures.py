@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         )  # fmt: skip
         plan = planning.plan(request, fleet.inventory)
         picture = recorder(LAUNCH)
-        with show_launch.Progress(picture, live=False) as progress:
+        with show_launch.Progress(picture, plan, live=False) as progress:
             result = launch.run(plan, fleet, progress)
         show_launch.show_result(picture, result)
         save(picture, folder / "launch.svg", "specctl launch")
@@ -53,15 +53,17 @@ def main(folder: Path) -> None:
             source=Path("tests/programs"),
         )  # fmt: skip
         picture = recorder("specctl launch local -- python one_thread_dies.py")
-        with show_launch.Progress(picture, live=False) as progress:
-            dead = launch.run(planning.plan(dying, fleet.inventory), fleet, progress)
+        dying_plan = planning.plan(dying, fleet.inventory)
+        with show_launch.Progress(picture, dying_plan, live=False) as progress:
+            dead = launch.run(dying_plan, fleet, progress)
         show_launch.show_result(picture, dead)
         save(picture, folder / "degraded.svg", "specctl launch: one of three workers dies")
 
         failing = planning.Request(
             target="local", config=None, command=["sh", "-c", "echo saved; exit 3"], name="eval", source=None
         )
-        launch.run(planning.plan(failing, fleet.inventory), fleet, show_launch.Progress(Console(file=io.StringIO())))
+        failing_plan = planning.plan(failing, fleet.inventory)
+        launch.run(failing_plan, fleet, show_launch.Progress(Console(file=io.StringIO()), failing_plan))
         picture = recorder("specctl status")
         show_status.show(picture, status.run(fleet, [], everything=False))
         save(picture, folder / "status.svg", "specctl status")

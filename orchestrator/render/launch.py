@@ -5,6 +5,7 @@ With a terminal the line at the bottom moves; without one every change is a plai
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import time
 from types import TracebackType
@@ -93,13 +94,14 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
     wanted = f", wanted {result.plan.until}" if result.rung != result.plan.until else ""
     head = f"[{colour(state)}]{state}[/]  [bold]{spec.run_id}[/] on {escape(result.plan.target.name)}: {word}, reached "
     line(console, Text.from_markup(f"{head}[bold]{result.rung}[/]{wanted}"), first=0)
-    for text in (verdict.why if result.verified and verdict else result.why).splitlines():
+    why = verdict.why if result.verified and verdict else result.why
+    for text in why.removeprefix(f"{state}: ").splitlines():
         line(console, text)
     _show_foreign(console, result)
     _show_findings(console, result)
     if result.tail and not result.verified:
         console.print()
-        line(console, f"last lines of {at_home(result.log, result.plan.target)}:")
+        line(console, f"last lines of {posixpath.basename(result.log)}:")
         for text in result.tail:
             line(console, text, first=4, indent=6)
     console.print("\nNext:", highlight=False)

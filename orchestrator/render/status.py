@@ -33,8 +33,8 @@ def show(console: Console, result: Result) -> None:
     _gpus(console, result)
     for view in result.views:
         if view.no_workdir:
-            said = f"{view.target.name}: no runs there, nor its workdir {view.target.workdir}"
-            line(console, said, first=0, style="dim")
+            absent = f"{view.target.name}: no runs there, nor its workdir {view.target.workdir}"
+            line(console, absent, first=0, style="dim")
     answered = [view.target.name for view in result.views if view.error is None and not view.no_workdir]
     if not result.runs and answered:
         console.print(f"No run on {', '.join(answered)} is live or ended within 24 hours.", highlight=False)
@@ -50,7 +50,7 @@ def _details(console: Console, result: Result) -> None:
         ended += not verdict.live
         if not verdict.live and ended > DETAILED:
             continue
-        text = verdict.why if _why(run) != shorten(_why(run)) else ""
+        text = _why(run) if _why(run) != shorten(_why(run)) else ""
         if verdict.error is not None and verdict.state != "STOPPED" and headline(verdict.error) not in verdict.why:
             text = f"{text}; {named(verdict.error)}" if text else named(verdict.error)
         if text:

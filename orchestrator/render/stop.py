@@ -8,6 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
 from orchestrator.model import Process
 from orchestrator.render.text import colour, count, line, plain
@@ -55,13 +56,13 @@ class Waiting:
 
 
 def show(console: Console, result: Result) -> None:
-    verdict, run_id = result.verdict, result.probe.run_id
-    state = f"[{colour(verdict.state)}]{verdict.state}[/]"
+    verdict = result.verdict
+    lead = Text.assemble((verdict.state, colour(verdict.state)), f" {result.probe.run_id}: ")
     if result.remaining:
         left = f"{count(len(result.remaining), 'process')} {'is' if len(result.remaining) == 1 else 'are'} left"
-        console.print(f"{state} {run_id}: not stopped, {left}:", highlight=False, soft_wrap=True)
+        line(console, lead + Text(f"not stopped, {left}:"), first=0)
         for one in result.remaining:
-            console.print(f"  pid {one.pid}  {one.name}  state {one.state}", highlight=False, markup=False)
+            line(console, f"pid {one.pid}  {one.name}  state {one.state}")
         return
-    lead = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
-    console.print(f"{state} {run_id}: {lead} ({escape(verdict.why)})", highlight=False, soft_wrap=True)
+    said = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
+    line(console, lead + Text(f"{said} ({verdict.why})"), first=0)

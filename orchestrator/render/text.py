@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -83,8 +85,25 @@ def line(console: Console, text: str | Text, *, indent: int = 2, first: int | No
     first = indent if first is None else first
     rows = [body]
     if console.is_terminal:
-        # A row is as wide as what is left of the narrower of the two indents: close enough, and never too wide.
-        rows = list(body.wrap(console, max(20, console.width - max(indent, first)), overflow="ignore"))
-    for number, row in enumerate(rows or [Text("")]):
+        rows = _rows(body, console.width - first, console.width - indent)
+    for number, row in enumerate(rows):
         lead = " " * (first if number == 0 else indent)
         console.print(Text(lead) + row, highlight=False, soft_wrap=True)
+
+
+def _rows(body: Text, first: int, others: int) -> list[Text]:
+    """`body` cut between words. A word that is wider than a row stays where it is,
+    and whole: it is a path, which somebody may copy."""
+    cuts, used, room = [], 0, first
+    for word in re.finditer(r"\s*\S+", body.plain):
+        width = cell_len(word.group())
+        if used and used + width > room and width <= others:
+            at = word.start() + len(word.group()) - len(word.group().lstrip())
+            cuts.append(at)
+            used, room = cell_len(body.plain[at : word.end()]), others
+        else:
+            used += width
+    rows = list(body.divide(cuts))
+    for row in rows:
+        row.rstrip()
+    return rows
