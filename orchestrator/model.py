@@ -326,6 +326,8 @@ class EarlierFile:
     device: int
     inode: int
     base: int
+    born: float | None = None
+    """When it was made, where the file system says so: the inode number of a deleted file soon is another file's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from orchestrator.agent.foreign import locate
+from orchestrator.agent.foreign import birth_time, locate
 from orchestrator.logscan import Event, Scanner
 from orchestrator.model import EarlierFile, FollowedLog, ForeignLog, LogSummary
 
@@ -159,9 +159,12 @@ class Follower:
         assert self.foreign is not None
         fd = os.open(foreign.path, os.O_RDONLY | os.O_CLOEXEC)
         events = self.finish(now)
+        gone = EarlierFile(
+            device=self.foreign.device, inode=self.foreign.inode, base=self.foreign.base,
+            born=birth_time(f"/proc/self/fd/{self._fd}"),
+        )  # fmt: skip
         os.close(self._fd)
         self._fd = fd
-        gone = EarlierFile(device=self.foreign.device, inode=self.foreign.inode, base=self.foreign.base)
         # An inode number that comes again is another file: the one that had it has been deleted.
         new = (foreign.device, foreign.inode)
         earlier = [one for one in [*self.foreign.earlier, gone] if (one.device, one.inode) != new]

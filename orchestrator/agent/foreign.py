@@ -226,7 +226,7 @@ def describe(path: str, before: Snapshot, since: float) -> ForeignLog | None:
     )  # fmt: skip
 
 
-def locate(path: str, key: Key) -> str | None:
+def locate(path: str, key: Key, born: float | None = None) -> str | None:
     """Where the file that was once at `path` is now: there, or beside it under a longer name, as rotated logs are."""
     folder, name = os.path.split(path)
     try:
@@ -238,7 +238,7 @@ def locate(path: str, key: Key) -> str | None:
             found = os.stat(os.path.join(folder, one))
         except OSError:
             continue
-        if (found.st_dev, found.st_ino) == key:
+        if (found.st_dev, found.st_ino) == key and born in (None, birth_time(os.path.join(folder, one))):
             return os.path.join(folder, one)
     return None
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from orchestrator.agent import records
-from orchestrator.agent.foreign import Key, locate
+from orchestrator.agent.foreign import locate
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
 from orchestrator.agent.search import Hit, Pattern, Search
 from orchestrator.logscan.clean import Block, Cleaner
-from orchestrator.model import ForeignLog, Probe, to_json
+from orchestrator.model import EarlierFile, ForeignLog, Probe, to_json
 
 READ_BYTES = 1 << 20
 FRAME_BYTES = 256 << 10
@@ -194,11 +194,10 @@ class Reader:
         """Each log of the program's, and what it was rotated from, wherever these files are now."""
         known = {section.key for section in self.sections}
         for log in logs:
-            files: list[tuple[Key, int, int | None]]
-            files = [((one.device, one.inode), one.base, None) for one in log.earlier]
-            files.append(((log.device, log.inode), log.base, log.until))
-            for key, base, end in files:
-                path = locate(log.path, key) if key not in known else None
+            files = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
+            for one in files:
+                key, base, end = (one.device, one.inode), one.base, log.until if one is files[-1] else None
+                path = locate(log.path, key, one.born) if key not in known else None
                 if path is None:
                     continue  # gone, or known already
                 try:
