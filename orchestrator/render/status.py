@@ -93,7 +93,7 @@ def _table(result: Result) -> Table:
         table.add_column(name, no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why / note", overflow="fold", ratio=1, min_width=24)
+    table.add_column("why / note", overflow="fold", ratio=1, min_width=20)
     for run in result.runs:
         state = run.verdict.state
         table.add_row(

@@ -85,7 +85,7 @@ def line(console: Console, text: str | Text, *, indent: int = 2, first: int | No
     first = indent if first is None else first
     rows = [body]
     if console.is_terminal:
-        rows = _rows(body, console.width - first, console.width - indent)
+        rows = _rows(body, console.width - 1 - first, console.width - 1 - indent)
     for number, row in enumerate(rows):
         lead = " " * (first if number == 0 else indent)
         console.print(Text(lead) + row, highlight=False, soft_wrap=True)

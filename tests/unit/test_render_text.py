@@ -1,0 +1,56 @@
+"""Words that wrap, and reasons that are shortened."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from orchestrator.render.text import count, line, shorten
+
+
+def printed(text: str, *, width: int, terminal: bool = True, first: int = 2, indent: int = 4) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    line(console, text, first=first, indent=indent)
+    return out.getvalue().splitlines()
+
+
+def test_a_terminal_gets_rows_cut_between_words_with_a_hanging_indent() -> None:
+    assert printed("one two three four", width=13) == ["  one two", "    three", "    four"]
+    assert printed("", width=13) == ["  "]
+    assert printed("漢漢漢 漢漢漢", width=13) == ["  漢漢漢", "    漢漢漢"], "wide characters take two columns"
+
+
+def test_a_word_wider_than_a_row_stays_whole() -> None:
+    path = "/a/very/long/path/indeed"
+    assert printed(f'File "{path}", line 3', width=16) == [f'  File "{path}",', "    line 3"]
+
+
+def test_what_is_no_terminal_gets_one_line() -> None:
+    text = "one two three four " * 20
+    assert printed(text.strip(), width=20, terminal=False) == ["  " + text.strip()]
+
+
+def test_a_traceback_keeps_its_own_indentation() -> None:
+    assert printed('  File "x.py", line 1', width=80, first=4) == ['      File "x.py", line 1']
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("exit code 3", "exit code 3"),
+        ("exit code 3; " + "and more " * 10, "exit code 3…"),
+        ("no-such: not found (searched /a:/b:" + "x" * 100 + ")", "no-such: not found (searched…"),
+        ("first line\nsecond line", "first line…"),
+        ("x" * 100, "x" * 59 + "…"),
+    ],
+)
+def test_a_reason_is_cut_at_a_clause_or_a_word_and_says_that_it_is(text: str, short: str) -> None:
+    assert shorten(text) == short and len(short) <= 60
+
+
+def test_things_are_counted_as_people_do() -> None:
+    assert [count(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
+    assert count(2, "process") == "2 processes"
