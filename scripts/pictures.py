@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-WIDTH = 118
+WIDTH, STATUS_WIDTH = 118, 132
 LAUNCH = "specctl launch local --config configs/smollm2-cpu.yaml"
 
 
-def recorder(command: str) -> Console:
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+def recorder(command: str, width: int = WIDTH) -> Console:
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(f"[bold green]$[/] [bold]{command}[/]")
     return console
 
@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
         )
         failing_plan = planning.plan(failing, fleet.inventory)
         launch.run(failing_plan, fleet, show_launch.Progress(Console(file=io.StringIO()), failing_plan))
-        picture = recorder("specctl status")
+        picture = recorder("specctl status", STATUS_WIDTH)
         show_status.show(picture, status.run(fleet, [], everything=False))
         save(picture, folder / "status.svg", "specctl status")
         for run_id in (plan.spec.run_id, dead.plan.spec.run_id):
