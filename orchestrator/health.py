@@ -58,6 +58,9 @@ def judge(probe: Probe, *, limits: Limits = Limits()) -> Verdict:
     look = _Look(probe, limits)
     if probe.damaged is not None:
         return _damaged(look, probe.damaged)
+    if probe.elsewhere is not None and probe.exit is None:
+        # Its processes would be invisible here, alive as they may be.
+        return look.verdict("UNREACHABLE", f"it is a run of the host {probe.elsewhere}, and only that one can tell")
     if probe.exit is not None and look.refuted is None:
         return _ended(look, probe.exit)
     if look.alive:

@@ -495,6 +495,8 @@ class Probe:
     """The spawned process has ended; `exit` follows once nothing of the run is left."""
     unreadable: list[str] = field(default_factory=list)
     """Records that are there, and are no such record: something else wrote into the run directory."""
+    elsewhere: str | None = None
+    """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
     damaged: str | None = None
     """Why the run directory does not even say what the run is; only `tree` is then worth reading."""
 

@@ -101,12 +101,17 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
     found = []
     for run_id, nonce in nonces.items():
         paths, tree = call.paths.run(run_id), trees.get(nonce, [])
+        elsewhere = records.elsewhere(specs[run_id][1]) if run_id in specs else None
+        if elsewhere and marked is not None and records.exit_record(paths) is None:
+            continue  # a look at this whole place shows its own runs
         if run_id not in specs:
             missing = "cannot be read" if os.path.lexists(paths.record) else "is gone"
             found.append(_damaged(paths, nonce, tree, f"its record run.json {missing}", now))
             continue
         try:
-            found.append(_one(paths, *specs[run_id], tree=tree, boot=boot, oom_kills=oom_kills, now=now))
+            found.append(_one(
+                paths, *specs[run_id], tree=tree, boot=boot, oom_kills=oom_kills, now=now, elsewhere=elsewhere,
+            ))  # fmt: skip
         except Exception as error:  # whatever stands in one run's directory must not cost the other runs their rows
             why = f"its directory cannot be read ({type(error).__name__}: {error})"
             found.append(_damaged(paths, nonce, tree, why, now))
@@ -129,7 +134,7 @@ def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: fl
 
 def _one(
     paths: RunPaths, spec: RunSpec, record: dict[str, Any], *, tree: list[Process], boot: str, oom_kills: int,
-    now: float,
+    now: float, elsewhere: str | None,
 ) -> Probe:  # fmt: skip
     # The exit record is read after the walk over /proc: a run that ends in between has ended, and is not lost.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
@@ -148,7 +153,7 @@ def _one(
     if log.verified and any(one.foreign is None and not 0 <= one.summary.offset <= log.size for one in logs):
         logs = []
     damaged = not logs and os.path.lexists(paths.scan)
-    if supervisor and (damaged or (ended is None and not supervisor_alive)):
+    if supervisor and not elsewhere and (damaged or (ended is None and not supervisor_alive)):
         logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [
@@ -166,7 +171,7 @@ def _one(
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
-        program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable,
+        program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable, elsewhere=elsewhere,
     )  # fmt: skip
 
 

@@ -85,6 +85,12 @@ def spec(paths: RunPaths) -> tuple[RunSpec, dict[str, Any]] | None:
     return (spec, {**record, "argv": frame.argv or spec.argv, "created_at": frame.created_at})
 
 
+def elsewhere(record: dict[str, Any]) -> str | None:
+    """The host whose run it is, if that is not this one."""
+    host = record.get("host")
+    return str(host) if host is not None and host != os.uname().nodename else None
+
+
 def supervisor(paths: RunPaths) -> SupervisorRecord | None:
     return _load(SupervisorRecord, paths.supervisor)
 

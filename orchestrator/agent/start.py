@@ -129,6 +129,7 @@ def _record(call: Call, spec: RunSpec, paths: RunPaths) -> bool:
             "cwd": paths.code,
             "created_at": time.time(),
             "workdir": call.paths.workdir,
+            "host": os.uname().nodename,
             "versions": versions,
         },
     )

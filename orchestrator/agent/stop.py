@@ -36,6 +36,8 @@ def run(call: Call) -> None:
     found = records.spec(paths)
     if found is None:
         raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
+    if (host := records.elsewhere(found[1])) is not None and records.exit_record(paths) is None:
+        raise Refusal("preflight", f"{run_id} is a run of the host {host}: it can only be stopped there")
     nonce = found[0].nonce
     request = StopRequest(
         at=time.time(), by=str(call.request["by"]), grace_s=float(call.request["grace_s"]),

@@ -160,3 +160,14 @@ def test_a_program_without_an_environment_is_known_by_pid_and_start_time(specctl
     (process,) = [item["value"] for item in done.json["evidence"] if item["what"] == "process"]
     assert "the process that was started; its environment shows no mark" in process
     assert specctl("stop", done.json["run_id"], "--now").code == 0
+
+
+def test_a_run_of_another_host_in_a_shared_workdir_is_neither_judged_nor_stopped(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", sys.executable, specctl.program("steps.py")).json["run_id"]
+    record = specctl.run_dir(run_id) / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "host": "somewhere-else"}))
+    assert specctl("status", "--json").json["runs"] == []
+    row = specctl.status(run_id)
+    assert row["state"] == "UNREACHABLE" and "somewhere-else" in row["why"]
+    assert specctl("stop", run_id).code == 1
+    assert specctl.processes(run_id) and not (specctl.run_dir(run_id) / "exit.json").exists()
