@@ -13,7 +13,7 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,8 +65,9 @@ class Bundle:
         yield buffer.getvalue()
 
 
-def collect(source: Path | None) -> Bundle:
-    """The bundle of the trainer and of the project at `source` (None: no project). Raises `BundleError`."""
+def collect(source: Path | None, *, without: Iterable[Path] = ()) -> Bundle:
+    """The bundle of the trainer and of the project at `source` (None: no project), `without` what lies in these
+    folders: a workdir inside the project would ship every run again with the next. Raises `BundleError`."""
     files: dict[str, Path] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -81,6 +82,8 @@ def collect(source: Path | None) -> Bundle:
             raise ConfigError(f"--source {source}: not a directory")
         inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true\n"
         names = git_files(source) if inside else plain_files(source)
+        kept_out = [f"{os.path.relpath(folder, source)}/" for folder in without]
+        names = [name for name in names if not name.startswith(tuple(kept_out))]
         _refuse_big(source, names, in_git=inside)
         files.update({f"project/{name}": source / name for name in names})
         if inside:

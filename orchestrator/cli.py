@@ -225,7 +225,8 @@ def status(
         print(as_json.text(as_json.of_status(result))) if json else show_status.show(_stdout(), result)
         named = bool(words) and not set(words or []) & {*fleet.inventory.targets, *fleet.inventory.groups}
         bad = named and any(run.verdict.state in BAD for run in result.runs)
-        raise typer.Exit(3 if result.unreachable else 1 if bad else 0)
+        unknown = result.unreachable or any(run.verdict.state == "UNREACHABLE" for run in result.runs)
+        raise typer.Exit(3 if unknown else 1 if bad else 0)
 
 
 @app.command()
@@ -305,7 +306,8 @@ def stop(
                 "stopped watching; a stop that was asked for goes on there", hint=f"{_program()} status"
             ) from None
         print(as_json.text(as_json.of_stop(result))) if json else show_stop.show(_stdout(), result)
-        raise typer.Exit(1 if result.remaining else 0)
+        # Still live without a process to name: its supervisor has not said how it ended, so it is not stopped yet.
+        raise typer.Exit(1 if result.remaining or result.verdict.live else 0)
 
 
 # --- plumbing -------------------------------------------------------------------------------------------------------

@@ -22,9 +22,13 @@ def owner() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _path() -> Path:
+def folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "specctl" / "launches.jsonl"
+    return Path(state).expanduser() / "specctl"
+
+
+def _path() -> Path:
+    return folder() / "launches.jsonl"
 
 
 def add(launch: Launch) -> None:

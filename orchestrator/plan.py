@@ -101,7 +101,8 @@ def plan(request: Request, inventory: Inventory) -> Plan:
                 f"the secret {name} is not in your environment", target=target.name, hint=f"export {name}=..."
             )
         values[name] = os.environ[name]
-    bundle = collect(request.source)
+    workdir = [Path(target.workdir).expanduser()] if target.ssh is None and target.vmid is None else []
+    bundle = collect(request.source, without=[*workdir, index.folder()])
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
     argv = request.command or [python or "python", "-m", "trainer", "train", "{config}"]
     slug = request.name or (request.config.stem if request.config and not request.command else name_of(argv))

@@ -69,6 +69,12 @@ def test_outside_git_all_but_the_known_ballast_travels(tmp_path: Path) -> None:
     assert collect(root).commit is None
 
 
+def test_a_workdir_inside_the_project_is_not_shipped_with_it(tmp_path: Path) -> None:
+    root = project({"a.py": "1", "w/runs/x/a.py": "2", "w2/b.py": "3"}, tmp_path)
+    found = collect(root, without=[root / "w", tmp_path.parent / "elsewhere"]).files
+    assert {name for name in found if name.startswith("project/")} == {"project/a.py", "project/w2/b.py"}
+
+
 def test_the_hash_is_of_paths_contents_and_modes_and_of_nothing_else(tmp_path: Path) -> None:
     one = project({"a.py": "1", "b.py": "2"}, tmp_path / "one")
     two = project({"b.py": "2", "a.py": "1"}, tmp_path / "two")
