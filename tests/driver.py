@@ -67,7 +67,7 @@ class Specctl:
         return subprocess.Popen(
             [sys.executable, "-m", "orchestrator", *words], cwd=self.project, env={**self.environ, **environ},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_as_from_a_terminal,
+            preexec_fn=as_from_a_terminal,
         )  # fmt: skip
 
     def __call__(self, *words: str, timeout_s: float = 120.0, **environ: str) -> Done:
@@ -134,7 +134,7 @@ class Specctl:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _as_from_a_terminal() -> None:
+def as_from_a_terminal() -> None:
     """A shell's background jobs, and whatever they start, ignore Ctrl-C; a user's command does not."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver import Specctl
+from tests.driver import Specctl, as_from_a_terminal
 
 PYTHON = sys.executable
 
@@ -96,7 +96,7 @@ sys.exit(main())
 def test_ctrl_c_while_modules_are_imported_ends_the_command_without_a_word(specctl: Specctl, module: str) -> None:
     done = subprocess.run(
         [PYTHON, "-c", INTERRUPTED_AT, "status"], cwd=specctl.project, capture_output=True, text=True, timeout=60,
-        env={**specctl.environ, "INTERRUPT_AT": module}, check=False,
+        env={**specctl.environ, "INTERRUPT_AT": module}, check=False, preexec_fn=as_from_a_terminal,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
