@@ -129,6 +129,8 @@ class Supervisor:
                 self.ending.create(to_json(ending))
                 break
             except OSError:
+                if not os.path.isdir(self.paths.root):
+                    return  # somebody has removed the run: there is nowhere left to say how it ended
                 time.sleep(1.0)
         self.journal.event("ended", **to_json(ending))
         self._echo(b"\nspecctl: the run has ended; this window closes with the session.\n")

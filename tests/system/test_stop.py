@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,3 +197,12 @@ def test_what_an_ended_run_has_left_behind_is_seen_and_swept(specctl: Specctl) -
     assert row["state"] == "FAILED" and "1 process" in row["why"]
     done = specctl("stop", run_id)
     assert done.code == 0 and "FAILED" in done.out and specctl.processes(run_id) == []
+
+
+def test_a_supervisor_whose_run_was_removed_ends_with_the_program(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
+    supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"]
+    shutil.rmtree(specctl.run_dir(run_id))
+    specctl.kill(run_id)
+    stat = Path(f"/proc/{supervisor}/stat")
+    poll_until(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
