@@ -27,7 +27,7 @@ from orchestrator.transport.base import Completed, Transport
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-TRAVELS = ("__init__.py", "model.py", "errors.py", "frames.py", "manifest.py", "logscan", "logscan.py", "agent")
+TRAVELS = ("__init__.py", "model.py", "errors.py", "frames.py", "manifest.py", "logscan", "agent")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0
 KINDS: dict[str, type[errors.SpecctlError]] = {
