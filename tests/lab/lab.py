@@ -256,9 +256,11 @@ class Lab:
             if self._holder.stdin:
                 self._holder.stdin.close()
             self._holder = None
-        if self.run.exists():
-            with (self.run / "lock").open("a") as lock:
-                wait_until(lambda: try_lock(lock.fileno()), f"the node of {self.run} did not end")
+        if not self.run.exists():
+            return
+        wait_until(lambda: is_abandoned(self.run), f"the node of {self.run} did not end")
+        with locked(RUNS / ".lock"):  # another lab that comes up may be sweeping it away
+            if self.run.exists():
                 destroy(self.run)
 
     def _init_pid(self) -> int:
@@ -351,6 +353,16 @@ def try_lock(fd: int) -> bool:
     return True
 
 
+def is_abandoned(run: Path) -> bool:
+    """Whether the node's processes have let go of its lock. One that is exiting has no command line any more, but
+    still its open files: looking for its command line would call the node gone too early."""
+    try:
+        with (run / "lock").open() as lock:
+            return try_lock(lock.fileno())
+    except FileNotFoundError:  # swept, or its maker died before it had one
+        return True
+
+
 def cgroup_of(run: Path) -> str:
     return f"specctl-lab-{run.name}"
 
@@ -366,7 +378,7 @@ def remove_cgroup(run: Path) -> None:
 
 
 def destroy(run: Path) -> None:
-    """Remove the cgroups and files of a node that is gone."""
+    """Remove the cgroups and files of a node that is gone. The caller holds RUNS/.lock."""
     remove_cgroup(run)
     shutil.rmtree(run)
 
@@ -374,10 +386,8 @@ def destroy(run: Path) -> None:
 def sweep() -> None:
     """Destroy what crashed labs left: their lock is free. The caller holds RUNS/.lock."""
     for run in RUNS.iterdir():
-        if run.is_dir():
-            with (run / "lock").open("a") as lock:
-                if try_lock(lock.fileno()):
-                    destroy(run)
+        if run.is_dir() and is_abandoned(run):
+            destroy(run)
 
 
 def main(argv: list[str] | None = None) -> int:

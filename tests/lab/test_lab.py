@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import RUNS, Lab, LabUnavailable, cgroup_of, remove_cgroup, wait_until
+from tests.lab.lab import RUNS, Lab, LabUnavailable, cgroup_of, is_abandoned, remove_cgroup, wait_until
 
 CRASHING_OWNER = """
 import sys
@@ -95,7 +95,8 @@ def test_a_lab_dies_with_its_owner_and_the_next_one_clears_its_remains_away(lab_
     owner.wait()
     owner.stdin.close()
     owner.stdout.close()
-    wait_until(lambda: not processes_of(run), "the node outlived its owner")
+    wait_until(lambda: is_abandoned(run), "the node outlived its owner")
+    assert processes_of(run) == []
     with Lab():
         assert not run.exists()
     remove_cgroup(run)  # fails if any of it is still in use
