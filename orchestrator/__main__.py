@@ -1,7 +1,7 @@
 """Where `specctl` begins: the streams and Ctrl-C are made safe before anything slow is imported.
 
 Importing what a verb needs takes a few hundred milliseconds, and a Ctrl-C in them ends the command without a word. What
-a verb makes of Ctrl-C is its own to say (`cli.py`); before it and after it there is nothing to say.
+a verb makes of Ctrl-C is its own to say (`cli/`); before it and after it there is nothing to say.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class TargetView:
 class Fleet:
     """The targets of an inventory, and the connections to their nodes."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, *, accept_new: bool = False) -> None:
         self.inventory = inventory
-        self.pool = NodePool()
+        self.pool = NodePool(accept_new=accept_new)
 
     def close(self) -> None:
         self.pool.close()

@@ -24,8 +24,8 @@ __all__ = ["Completed", "Leg", "NodePool", "Request", "Stream", "Transport", "fa
 class NodePool:
     """The connections of one command: one a node, made when first needed, closed together."""
 
-    def __init__(self, *, ssh_config: str | None = None) -> None:
-        self._ssh_config = ssh_config
+    def __init__(self, *, ssh_config: str | None = None, accept_new: bool = False) -> None:
+        self._ssh_config, self._accept_new = ssh_config, accept_new
         self._nodes: dict[str, SshNode] = {}
         self._lock = threading.Lock()
 

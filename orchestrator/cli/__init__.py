@@ -1,0 +1,86 @@
+"""The command line: parse, call the verb, render, exit code; nothing else.
+
+One file a command; only the one that was typed is imported. Results go to stdout, everything else to stderr. Exit
+codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 could not know, 4 no such run or target, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain, sentence
+from orchestrator.errors import ConfigError, SpecctlError
+
+COMMANDS = ("launch", "status", "logs", "stop")
+"""In the order in which `--help` lists them. Each is the function of that name in the module of that name."""
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Commands(TyperGroup):
+    """Imports a command's module when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"orchestrator.cli.{cmd_name}")
+        one = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", context_settings=HELP
+        )
+        one.command(cmd_name, cls=getattr(module, "Command", None))(getattr(module, cmd_name))
+        return typer.main.get_command(one)
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
+    rich_markup_mode="markdown", context_settings=HELP,
+)  # fmt: skip
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"specctl {importlib.metadata.version('specctl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    inventory: InventoryOption = None,
+    accept_new: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new", help="Trust and remember the key of a node never seen before (never a changed key)."
+        ),
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Launch training on GPU hosts and in Proxmox containers, and never believe a run you have not just seen."""
+    ctx.obj = Shared(inventory=inventory, accept_new=accept_new)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of one command."""
+    try:
+        code = app(args=argv, prog_name="specctl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SpecctlError as error:
+        complain(error)
+        return error.exit_code
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # it has printed the help
+        path = error.ctx.command_path if error.ctx else "specctl"
+        complain(ConfigError(sentence(error), hint=f"{path} --help"))
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        return 130

@@ -1,0 +1,129 @@
+"""What every command of the command line shares: its options, its consoles, and how an error is said.
+
+A command's own file parses, calls its verb, renders, and ends with the exit code; nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.errors import SpecctlError
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.render import json as as_json
+from orchestrator.render.text import line
+
+UsageError: Any = typer.BadParameter.__base__
+DAY_S = 86400.0
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="An id, a part of one, or @last; your only live run.", show_default=False),
+]
+InventoryOption = Annotated[
+    str | None, typer.Option("--inventory", metavar="FILE", help="Which hosts.yaml to use.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")]
+
+
+class Interrupted(SpecctlError):
+    """Ctrl-C, when there is something to say about it."""
+
+    exit_code = 130
+
+
+def seconds(least: float, most: float) -> Any:
+    """A parser of seconds within bounds: `inf` and `nan` are numbers to Python, and no time to wait."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise typer.BadParameter(f"{text!r} is no number of seconds between {least:g} and {most:,.0f}")
+        return value
+
+    return parse
+
+
+def program() -> str:
+    """What to type for specctl here: its name if the shell would find it, else as it was typed."""
+    return "specctl" if shutil.which("specctl") or not sys.argv[0].endswith("specctl") else sys.argv[0]
+
+
+def stdout() -> Console:
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    line(stderr(), text, first=0, style="dim")
+
+
+def inventory_of(explicit: str | None) -> Inventory:
+    return load_inventory(explicit, environ=os.environ, cwd=Path.cwd(), home=Path.home())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """What was said before the command's name."""
+
+    inventory: str | None
+    accept_new: bool
+
+
+@contextmanager
+def fleet_of(ctx: typer.Context, inventory: str | None) -> Iterator[Fleet]:
+    shared: Shared = ctx.obj
+    fleet = Fleet(inventory_of(inventory or shared.inventory), accept_new=shared.accept_new)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def errors(json: bool) -> Iterator[None]:
+    """Turns an error meant for people into its text and its exit code."""
+    try:
+        yield
+    except SpecctlError as error:
+        if json:
+            print(as_json.text(as_json.of_error(error)))
+        complain(error)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def complain(error: SpecctlError) -> None:
+    console = stderr()
+    lead = "" if isinstance(error, Interrupted) else "error: "
+    first, *rest = str(error).splitlines() or [""]
+    line(console, Text.assemble((lead, "bold red"), first), first=0)
+    for text in rest:
+        line(console, text)
+    if error.hint:
+        line(console, error.hint, style="cyan")
+
+
+def sentence(error: Any) -> str:
+    """What click says, as the other errors here are said."""
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,37 @@
+"""`specctl status`: every run as it is right now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, say, stdout
+from orchestrator.render import json as as_json
+from orchestrator.render import status as show_status
+from orchestrator.render.text import BAD
+from orchestrator.verbs import status as verb
+
+
+def status(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN|TARGET", help="Runs, targets or groups.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what ended more than 24 hours ago.")] = False,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Show every run as it is right now, on all targets at once.
+
+    Exits 3 when a target could not be asked, and 1 when a run that was named is not well.
+    """
+    with errors(json), fleet_of(ctx, inventory) as fleet:
+        result = verb.run(fleet, words or [], everything=everything)
+        for note in result.notes:
+            say(note)
+        print(as_json.text(as_json.of_status(result))) if json else show_status.show(stdout(), result)
+        named = bool(words) and not set(words or []) & {*fleet.inventory.targets, *fleet.inventory.groups}
+        bad = named and any(run.verdict.state in BAD for run in result.runs)
+        unknown = result.unreachable or any(run.verdict.state == "UNREACHABLE" for run in result.runs)
+        raise typer.Exit(3 if unknown else 1 if bad else 0)
