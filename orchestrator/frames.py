@@ -1,31 +1,63 @@
 """How an agent answers: one line a frame, so that noise before, between and after never counts as an answer.
 
-    RS specctl1 TOKEN CRC JSON LF
+    RS specctl1 TOKEN CRC JSON LF [RAW]
 
 RS is byte 0x1e, TOKEN the request's own (an echo of another request is not an answer), CRC the CRC-32 of the JSON in
 eight hex digits, and JSON is pure ASCII. A shell's start-up text, `perl` warnings or a stray `\\r` can surround it.
+A frame whose JSON says `raw: N` is followed by N bytes as they are: the content of files, in either direction.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from typing import Any
+from typing import Any, BinaryIO
 
 MARK = b"\x1especctl1 "
 
 
-def encode(token: str, payload: dict[str, Any]) -> bytes:
+def encode(token: str, payload: dict[str, Any], raw: bytes | None = None) -> bytes:
+    if raw is not None:
+        payload = {**payload, "raw": len(raw)}
     body = json.dumps(payload, ensure_ascii=True, separators=(",", ":")).encode("ascii")
-    return MARK + b"%s %08x %s\n" % (token.encode("ascii"), zlib.crc32(body), body)
+    return b"%s%s %08x %s\n%s" % (MARK, token.encode("ascii"), zlib.crc32(body), body, raw or b"")
+
+
+def decode(token: str, line: bytes) -> dict[str, Any] | None:
+    """The payload of the frame that `line` is or ends with; None if it is none of this token's."""
+    start = MARK + token.encode("ascii") + b" "
+    at = line.find(start)
+    if at < 0:
+        return None
+    crc, _, body = line[at + len(start) :].rstrip(b"\r\n").partition(b" ")
+    try:
+        if int(crc, 16) != zlib.crc32(body):
+            return None
+        payload = json.loads(body)
+    except ValueError:
+        return None
+    return payload if isinstance(payload, dict) else None
+
+
+def read(token: str, file: BinaryIO) -> dict[str, Any] | None:
+    """The next frame of a stream that holds nothing else, with its `raw` bytes; None at its end, or where it is cut."""
+    payload = decode(token, file.readline())
+    if payload is not None and "raw" in payload:
+        wanted = payload["raw"]
+        payload["raw"] = file.read(wanted)
+        if len(payload["raw"]) < wanted:
+            return None
+    return payload
 
 
 class FrameReader:
     """Feed bytes, get the payloads of the complete frames that carry `token`; what is not a frame lands in `noise`."""
 
     def __init__(self, token: str) -> None:
-        self._start = MARK + token.encode("ascii") + b" "
+        self._token = token
         self._buffer = bytearray()
+        self._awaiting: dict[str, Any] | None = None
+        """A frame whose raw bytes are still coming."""
         self.noise = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
@@ -34,27 +66,27 @@ class FrameReader:
         self._buffer += data
         frames: list[dict[str, Any]] = []
         start = 0
-        while (end := self._buffer.find(b"\n", max(start, searched))) >= 0:
+        while True:
+            if self._awaiting is not None:
+                end = start + self._awaiting["raw"]
+                if len(self._buffer) < end:
+                    break
+                self._awaiting["raw"] = bytes(self._buffer[start:end])
+                frames.append(self._awaiting)
+                self._awaiting = None
+                start = searched = end
+            end = self._buffer.find(b"\n", max(start, searched))
+            if end < 0:
+                break
             line = bytes(self._buffer[start:end])
             start = end + 1
-            payload = self._parse(line)
+            payload = decode(self._token, line)
             if payload is None:
                 self.noise += line[-4096:] + b"\n"
                 del self.noise[:-65536]
+            elif type(payload.get("raw")) is int:
+                self._awaiting = payload
             else:
                 frames.append(payload)
         del self._buffer[:start]
         return frames
-
-    def _parse(self, line: bytes) -> dict[str, Any] | None:
-        at = line.find(self._start)
-        if at < 0:
-            return None
-        crc, _, body = line[at + len(self._start) :].rstrip(b"\r").partition(b" ")
-        try:
-            if int(crc, 16) != zlib.crc32(body):
-                return None
-            payload = json.loads(body)
-        except ValueError:
-            return None
-        return payload if isinstance(payload, dict) else None
