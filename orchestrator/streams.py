@@ -7,6 +7,7 @@ What is written to stderr only tells how things go, so that it can be lost witho
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -14,6 +15,10 @@ from typing import Any
 
 PIPE_EXIT = 141
 """128 + SIGPIPE."""
+ASCII = {
+    "·": "-", "—": "-", "–": "-", "─": "-", "━": "-", "│": "|", "…": "...", "→": "->", "✓": "+", "✗": "x", "×": "x",
+}  # fmt: skip
+"""What stands for these where the terminal's encoding has them not; for any other character a question mark does."""
 
 
 class Output(io.TextIOWrapper):
@@ -61,6 +66,15 @@ def prepare() -> None:
     sys.stderr = _stream(Words, 2, sys.stderr)
 
 
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("specctl", _in_ascii)
+
+
 def write_line(text: str) -> None:
     """A line of somebody else's text on stdout: as UTF-8, whatever the locale says, since that is what it was."""
     try:
@@ -85,7 +99,7 @@ def _stream(kind: type[io.TextIOWrapper], fd: int, old: Any) -> io.TextIOWrapper
         old.flush()
     buffer = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
     terminal = os.isatty(fd)
-    return kind(buffer, encoding=encoding, errors="replace", line_buffering=terminal or fd == 2)
+    return kind(buffer, encoding=encoding, errors="specctl", line_buffering=terminal or fd == 2)
 
 
 def _gone(error: OSError) -> SystemExit:

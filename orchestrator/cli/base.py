@@ -27,6 +27,8 @@ from orchestrator.render.text import line
 
 UsageError: Any = typer.BadParameter.__base__
 DAY_S = 86400.0
+WHOLE_LINES = 100_000
+"""Columns of what is no terminal: grep must find lines whole."""
 
 RunArgument = Annotated[
     str | None,
@@ -65,11 +67,19 @@ def program() -> str:
 
 
 def stdout() -> Console:
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    """A terminal is written to as wide as it is; what is no terminal gets whole lines, however long they are, and
+    nothing that moves, even where it wants colours (FORCE_COLOR)."""
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, width=WHOLE_LINES, force_interactive=False)
 
 
 def say(text: str) -> None:
@@ -121,9 +131,3 @@ def complain(error: SpecctlError) -> None:
         line(console, text)
     if error.hint:
         line(console, error.hint, style="cyan")
-
-
-def sentence(error: Any) -> str:
-    """What click says, as the other errors here are said."""
-    text = " ".join(str(error.format_message()).split()).rstrip(".")
-    return text[:1].lower() + text[1:]

@@ -34,7 +34,7 @@ class Progress:
         self.begun = time.monotonic()
         self._bottom = Spinner("line" if plain(console) else "dots")
         self._live: Live | None = None
-        if live and console.is_terminal:
+        if live and console.is_interactive:
             self._live = Live(self, console=console, refresh_per_second=10, transient=True)
         self._busy_with = self._said = ""
 

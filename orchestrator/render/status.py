@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.health import age, headline
-from orchestrator.render.text import colour, line, named, number, shorten, workers
+from orchestrator.render.text import colour, line, named, number, one_line, shorten, table, workers
 from orchestrator.resolve import Run
 from orchestrator.verbs.status import Result
 
 
 def show(console: Console, result: Result) -> None:
-    table = _table(result)
-    if result.runs and console.width >= sum((column.min_width or 0) + 2 for column in table.columns):
-        console.print(table)
-    else:
+    if result.runs and not table(console, ("run", "target", "state", *COLUMNS, "why / note"), _rows(result)):
         _lines(console, result)
     _details(console, result)
     for view in result.views:
@@ -59,7 +53,7 @@ def _details(console: Console, result: Result) -> None:
 
 
 DETAILED = 3
-COLUMNS = ("step", "tok/s", "loss", "last step", "workers")
+COLUMNS = (">step", ">tok/s", ">loss", ">last step", ">workers")
 
 
 def _figures(run: Run) -> tuple[str, ...]:
@@ -82,38 +76,26 @@ def _words(run: Run) -> str:
     """Why, in short; a log of its own that the run writes; the note."""
     own = [f"log {log.path}" for log in run.probe.foreign_logs]
     why = _why(run)
-    return " · ".join(filter(None, ("" if why == f"step {run.verdict.step}" else shorten(why), *own, run.probe.note)))
+    words = ("" if why == f"step {run.verdict.step}" else shorten(why), *own, run.probe.note)
+    return one_line(" · ".join(filter(None, words)))
 
 
-def _table(result: Result) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim", padding=(0, 1, 0, 0)
-    )  # fmt: skip
-    for name in ("run", "target", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why / note", overflow="fold", ratio=1, min_width=20)
-    for run in result.runs:
-        state = run.verdict.state
-        table.add_row(
-            run.run_id, escape(run.target.name), f"[{colour(state)}]{state}[/]", *_figures(run), escape(_words(run))
-        )
-    for column in table.columns[:-1]:
-        column.min_width = max(len(Text.from_markup(str(cell))) for cell in [column.header, *column.cells])
-    return table
+def _rows(result: Result) -> list[list[str | Text]]:
+    return [
+        [run.run_id, run.target.name, _state(run), *_figures(run), _words(run)] for run in result.runs
+    ]  # fmt: skip
+
+
+def _state(run: Run) -> Text:
+    return Text(run.verdict.state, style=colour(run.verdict.state))
 
 
 def _lines(console: Console, result: Result) -> None:
     """The same for a narrow terminal: two lines a run, nothing cut off."""
     for run in result.runs:
-        state = run.verdict.state
-        console.print(
-            f"[{colour(state)}]{state}[/]  [bold]{run.run_id}[/]  {escape(run.target.name)}", highlight=False,
-            soft_wrap=True,
-        )  # fmt: skip
+        line(console, Text.assemble(_state(run), "  ", (run.run_id, "bold"), "  ", run.target.name), first=0)
         cells = zip(COLUMNS, _figures(run), strict=True)
-        figures = " · ".join(f"{name} {cell}" for name, cell in cells if cell != "-")
+        figures = " · ".join(f"{name.lstrip('>')} {cell}" for name, cell in cells if cell != "-")
         text = " · ".join(part for part in (figures, _words(run)) if part)
         line(console, text)
 
@@ -121,12 +103,10 @@ def _lines(console: Console, result: Result) -> None:
 def _gpus(console: Console, result: Result) -> None:
     for view in result.views:
         if view.gpus_error:
-            console.print(f"{escape(view.target.name)}: {escape(view.gpus_error)}", style="yellow", highlight=False)
+            line(console, f"{view.target.name}: {view.gpus_error}", first=0, style="yellow")
         for gpu in view.gpus:
             use, used, total = gpu["utilization_percent"], gpu["memory_used_mib"], gpu["memory_total_mib"]
-            idle = "  [yellow]idle[/]" if use == 0 else ""
-            console.print(
-                f"[dim]{escape(view.target.name)}[/] GPU {gpu['index']} {escape(gpu['name'])}: "
-                f"{'-' if use is None else use} % busy, {number(used, 0)} of {number(total, 0)} MiB{idle}",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            said = f" GPU {gpu['index']} {gpu['name']}: {'-' if use is None else use} % busy, "
+            said += f"{number(used, 0)} of {number(total, 0)} MiB"
+            idle = ("  idle", "yellow") if use == 0 else ""
+            line(console, Text.assemble((view.target.name, "dim"), said, idle), first=0)

@@ -23,7 +23,7 @@ class Waiting:
     def __init__(self, console: Console) -> None:
         self.console = console
         spinner = "line" if plain(console) else "dots"
-        self._live = Status("stopping", console=console, spinner=spinner) if console.is_terminal else None
+        self._live = Status("stopping", console=console, spinner=spinner) if console.is_interactive else None
         self._doing = ""
         self._told_at = 0.0
 

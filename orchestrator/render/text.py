@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -73,6 +74,11 @@ def at_home(text: str, target: Target | None = None) -> str:
     return text.replace(f"{home}/", "~/") if home != "/" else text
 
 
+def one_line(text: str) -> str:
+    """`text` as it can stand in a row: what would move the cursor is shown as Python writes it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
 def plain(console: Console) -> bool:
     """Whether only ASCII can be printed."""
     return not console.encoding.lower().startswith("utf")
@@ -107,3 +113,39 @@ def _rows(body: Text, first: int, others: int) -> list[Text]:
     for row in rows:
         row.rstrip()
     return rows
+
+
+def table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> bool:
+    """Prints `rows` under the names of their columns, the last one wrapped at words. `>name` is aligned to the right.
+
+    A terminal that is too narrow for it gets nothing, and False is returned: list the same in another way.
+    """
+    right = [name.startswith(">") for name in columns]
+    heads = [Text(name.lstrip(">"), style="bold dim") for name in columns]
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    widths = [max(row[at].cell_len for row in [heads, *cells]) for at in range(len(columns))]
+    indent = sum(widths[:-1]) + GAP * (len(columns) - 1)
+    if console.width - 1 - indent < min(widths[-1], LAST_COLUMN):
+        return False
+    line(console, _row(heads, widths, right), first=0, indent=indent)
+    line(console, Text("─" * (indent + min(widths[-1], console.width - 1 - indent, RULE)), style="dim"), first=0)
+    for row in cells:
+        line(console, _row(row, widths, right), first=0, indent=indent)
+    return True
+
+
+GAP = 2
+LAST_COLUMN = 24
+"""Columns that its last one needs, if it has so much to say."""
+RULE = 60
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]) -> Text:
+    row = Text()
+    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        room = " " * (width - cell.cell_len)
+        row.append(room if right[at] else "").append_text(cell)
+        if at < len(cells) - 1:
+            row.append(" " * GAP if right[at] else room + " " * GAP)
+    row.rstrip()
+    return row
