@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import stat
 import types
 import typing
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ M = TypeVar("M", bound=Model)
 KeyPath = tuple[str | int, ...]
 Lines = dict[KeyPath, int]
 
+MOST_BYTES = 1 << 20
+"""What people write by hand is far smaller; reading much more takes minutes, and was never meant."""
 _NULLS = ("", "~", "null", "Null", "NULL")
 _SHAPES = {
     "model_type": "needs a mapping (key: value)",
@@ -48,17 +51,46 @@ class TypedYamlError(ValueError):
 
 def load(path: str | Path, model: type[M], *, name: str | None = None) -> M:
     """The file as a `model`; `name` stands for it in messages. Raises `TypedYamlError`, also when it cannot be read."""
-    name = name or str(path)
+    name, path = name or str(path), Path(path).expanduser()
     try:
-        data = Path(path).expanduser().read_bytes()
+        if problem := _unlike_a_file(path):
+            raise TypedYamlError(problem, file=name)
+        data = path.read_bytes()
     except OSError as error:
-        raise TypedYamlError(f"cannot be read: {error.strerror or error}", file=name) from error
+        near = _near(path) if isinstance(error, FileNotFoundError) else ""
+        raise TypedYamlError(f"cannot be read: {error.strerror or error}{near}", file=name) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise TypedYamlError("is not UTF-8 text", file=name, line=line) from error
     return loads(text, model, name)
+
+
+def _unlike_a_file(path: Path) -> str | None:
+    """Why what is at `path` is no file to read settings from. Raises `OSError` when it cannot be looked at."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        inside = sorted(file.name for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
+        more = ", ..." if len(inside) > 5 else ""
+        return "is a directory, not a file" + (f"; in it: {', '.join(inside[:5])}{more}" if inside else "")
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file; what comes out of a pipe has to be written into one first"
+    if found.st_size > MOST_BYTES:
+        return f"has {found.st_size:,} bytes, and at most {MOST_BYTES:,} are read: is it the file you meant?"
+    return None
+
+
+def _near(path: Path) -> str:
+    """Of the files beside a missing one, the nearest by name; or that there is no such folder."""
+    try:
+        beside = sorted(file.name for file in path.parent.iterdir() if file.is_file())
+    except (FileNotFoundError, NotADirectoryError):
+        return f" (there is no folder {path.parent})"
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
 
 
 def loads(text: str, model: type[M], name: str = "<text>") -> M:
@@ -73,6 +105,8 @@ def loads(text: str, model: type[M], name: str = "<text>") -> M:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
+        if "'\\t' that cannot start any token" in problem:
+            problem = "a tab; YAML indents with spaces alone"
         raise TypedYamlError(
             "is not YAML: " + problem.replace("\n", " "), file=name, line=mark.line + 1 if mark else None
         ) from error

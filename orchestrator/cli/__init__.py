@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain, sentence
-from orchestrator.errors import ConfigError, SpecctlError
+from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain
+from orchestrator.cli.usage import explained
+from orchestrator.errors import SpecctlError
 
 COMMANDS = ("launch", "status", "logs", "stop")
 """In the order in which `--help` lists them. Each is the function of that name in the module of that name."""
@@ -79,8 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # it has printed the help
-        path = error.ctx.command_path if error.ctx else "specctl"
-        complain(ConfigError(sentence(error), hint=f"{path} --help"))
+        complain(explained(error, COMMANDS, argv))
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

@@ -23,10 +23,10 @@ from orchestrator.cli.base import (
     program,
     say,
     seconds,
-    sentence,
     stderr,
     stdout,
 )  # fmt: skip
+from orchestrator.cli.usage import nearest, sentence
 from orchestrator.errors import ConfigError, SpecctlError
 from orchestrator.render import json as as_json
 from orchestrator.render import launch as show_launch
@@ -52,7 +52,8 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except UsageError as error:
             words = _words_of_a_command(typed)
-            if COMMAND in ctx.meta or not words:
+            mistyped = nearest(error) and (_option_first(typed, error.option_name) or _is_target(ctx, words[0]))
+            if COMMAND in ctx.meta or not words or mistyped:
                 raise
             target, *command = words if _is_target(ctx, words[0]) else ["[TARGET]", *words]
             raise ConfigError(
@@ -69,6 +70,13 @@ def _is_target(ctx: Any, word: str) -> bool:
         return word in inventory_of(ctx.find_root().params.get("inventory")).targets
     except SpecctlError:
         return False
+
+
+def _option_first(args: list[str], option: str) -> bool:
+    """Whether `option` stands before every word that could begin a command."""
+    words = _words_of_a_command(args)
+    at = next(at for at, word in enumerate(args) if word.partition("=")[0] == option)
+    return not words or at < len(args) - len(words)
 
 
 def _words_of_a_command(args: list[str]) -> list[str]:
