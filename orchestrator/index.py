@@ -15,6 +15,8 @@ from pathlib import Path
 class Launch:
     run_id: str
     target: str
+    at: float = 0.0
+    """When, by this machine's clock."""
 
 
 def owner() -> str:
@@ -51,7 +53,9 @@ def launches() -> list[Launch]:
     for line in lines:
         try:
             item = json.loads(line)
-            found.append(Launch(run_id=str(item["run_id"]), target=str(item["target"])))
-        except (ValueError, KeyError, TypeError):
+            at = item.get("at")
+            at = float(at) if isinstance(at, (int, float)) else 0.0
+            found.append(Launch(run_id=str(item["run_id"]), target=str(item["target"]), at=at))
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return found

@@ -10,7 +10,7 @@ from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, status, stop
+from orchestrator.verbs import launch, logs, ls, status, stop
 
 
 def text(value: dict[str, Any]) -> str:
@@ -103,4 +103,23 @@ def of_stop(result: stop.Result) -> dict[str, Any]:
         result.verdict.observed_at, run_id=result.probe.run_id, target=result.target.name, state=result.verdict.state,
         why=result.verdict.why,
         remaining=[{"pid": one.pid, "name": one.name, "state": one.state} for one in result.remaining],
+    )  # fmt: skip
+
+
+def of_ls(result: ls.Result) -> dict[str, Any]:
+    return _envelope(
+        None,
+        runs=[
+            {
+                "run_id": row.run_id, "target": row.target, "state": row.state, "why": row.why,
+                "started_at": row.started_at or None, "took_s": row.took_s, "owner": row.owner,
+                "seen": None if row.seen is None else of_run(row.seen),
+            }
+            for row in result.rows
+        ],
+        left_out=result.left_out,
+        unreachable=[
+            {"name": view.target.name, "error": str(view.error), "hint": view.error.hint if view.error else None}
+            for view in result.silent
+        ],
     )  # fmt: skip
