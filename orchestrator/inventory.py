@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,8 @@ from typedyaml import Int, Model, ProblemAt, Str, TypedYamlError, load, loads
 
 DEFAULT_WORKDIR = "~/.specctl"
 VARIABLE = "SPECCTL_INVENTORY"
+
+Attach = Literal["auto", "pct", "lxc"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,6 +39,8 @@ class Target:
     """ssh_config alias or `[user@]host[:port]`; None is this machine."""
     vmid: int | None = None
     """The container, entered through `pct` on the node; None is the node itself."""
+    attach: Attach = "auto"
+    """How a container is entered to look at it. What starts something there goes through pct, unless this is lxc."""
     workdir: str = DEFAULT_WORKDIR
     """As written: a leading `~` is the home directory on the target, and only the target can expand it."""
     python: str | None = None
@@ -151,6 +155,7 @@ class Entry(Model):
 
     ssh: Str | None = None
     vmid: Int | None = Field(default=None, ge=100, le=999_999_999)
+    attach: Attach = "auto"
     workdir: Str = DEFAULT_WORKDIR
     python: Str | None = None
     user: Str | None = None

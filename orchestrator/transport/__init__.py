@@ -60,4 +60,4 @@ def open_transport(target: Target, pool: NodePool) -> Transport:
         return node
     from orchestrator.transport.pct import PctTransport
 
-    return PctTransport(node, target.vmid, node=target.ssh, target=target.name)
+    return PctTransport(node, target.vmid, node=target.ssh, target=target.name, attach=target.attach)

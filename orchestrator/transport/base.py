@@ -119,6 +119,10 @@ class Transport(ABC):
             )
         return None
 
+    def for_reads(self) -> Transport:
+        """The way to the same place for commands that leave no process there: it may be a quicker one."""
+        return self
+
     @abstractmethod
     def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream: ...
 

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import DeadlineExceeded, SpecctlError, UnreachableError
+from orchestrator.inventory import Attach
 from orchestrator.transport.base import Completed, Transport
-from orchestrator.transport.pct import ON_NODE, PRELUDE, PctTransport
+from orchestrator.transport.node import ENTER, ON_NODE
+from orchestrator.transport.pct import PctTransport
 
 PARALLEL = 8
 _OVERHEAD_S = 20.0
@@ -52,18 +54,17 @@ exit 0
 """
 
 _RUN = (
-    PRELUDE
+    ENTER
     + r"""
-leg=$1 vmid=$2
-shift 2
+leg=$1 vmid=$2 attach=$3
+shift 3
 began=$(date +%s)
 exec >>"$leg/out" 2>>"$leg/err" <"$leg/stdin"
-code=255
 if [ -z "$vmid" ]; then
     timeout -s KILL "$LIMIT_S" "$@"
     code=$?
-elif ! frozen "$vmid" && ! no_pct; then
-    timeout -s KILL "$LIMIT_S" pct exec "$vmid" -- "$@"
+else
+    (enter "$vmid" "$LIMIT_S" "$attach" "$@")
     code=$?
     if [ $code = 137 ]; then frozen "$vmid"; fi
 fi
@@ -79,6 +80,7 @@ class Request:
     vmid: int | None
     argv: list[str]
     stdin: bytes = b""
+    attach: Attach = "pct"
     target: str | None = None
     """The name that errors carry; the node's when None."""
 
@@ -108,7 +110,7 @@ def fanout(
         return
     token = secrets.token_hex(8)
     waves = math.ceil(len(requests) / parallel)
-    argv = [*ON_NODE, _BOOT, "specctl-fanout", token, f"{leg_timeout_s:g}", str(parallel)]
+    argv = [*ON_NODE, _BOOT, "specctl-fanout", token, str(math.ceil(leg_timeout_s)), str(parallel)]
     failure: SpecctlError
     try:
         deadline_s = waves * (leg_timeout_s + 2) + _OVERHEAD_S
@@ -133,10 +135,10 @@ def fanout(
 
 
 def _pack(requests: Sequence[Request]) -> bytes:
-    """The archive: the two scripts, and for each leg its argv (NUL after each, the vmid first) and its stdin."""
+    """The archive: the two scripts, and for each leg its argv (NUL after each, vmid and attach first) and its stdin."""
     files = {"leg": _LEG.encode(), "run": _RUN.encode()}
     for index, request in enumerate(requests):
-        words = ["" if request.vmid is None else str(request.vmid), *request.argv]
+        words = ["" if request.vmid is None else str(request.vmid), request.attach, *request.argv]
         files[f"legs/{index:06}/argv"] = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
         files[f"legs/{index:06}/stdin"] = request.stdin
     packed = io.BytesIO()
@@ -192,7 +194,7 @@ def _result(
     # A program may be killed by others, too, but hardly that late.
     timed_out = code == 137 and elapsed_s >= int(leg_timeout_s)
     if request.vmid is not None and not stdout:
-        container = PctTransport(node, request.vmid, node=ssh, target=target)
+        container = PctTransport(node, request.vmid, node=ssh, target=target, attach=request.attach)
         if (error := container.explain(completed)) is not None:
             return error
     if timed_out:

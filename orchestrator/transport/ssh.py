@@ -1,14 +1,12 @@
-"""SSH through paramiko: one connection a node, kept and shared, and at most eight commands on it at once.
+"""SSH through paramiko: commands on the one connection that an `SshNode` keeps, at most eight at once.
 
-`SshNode` is the connection, `SshTransport` one target's view of it, so that errors carry the target's name. Every
-call of paramiko that may block is made in the thread of the command it serves, which the caller waits for under a
+An `SshTransport` is one target's view of its node, so that errors carry the target's name. Every call of paramiko that may block is made in the thread of the command it serves, which the caller waits for under a
 deadline: paramiko itself has none for sending a command, and notices a dead peer only by TCP.
 """
 
 from __future__ import annotations
 
 import queue
-import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from orchestrator.errors import LinkLost, SpecctlError, UnreachableError
-from orchestrator.transport import ssh_config
+from orchestrator.transport import quoting, ssh_config
 from orchestrator.transport.base import CHUNK_BYTES, Limits, Stdin, Stream, Transport, pieces
 from orchestrator.transport.ssh_connect import connect
 
@@ -26,102 +24,17 @@ MAX_CHANNELS = 8
 
 
 class SshTransport(Transport):
-    """Runs commands on an SSH host. The remote command line is `shlex.join(argv)`; nothing else quotes."""
+    """Runs commands on an SSH host. The remote command line is `quoting.join(argv)`; nothing else quotes."""
 
     def __init__(self, node: SshNode, target: str | None = None) -> None:
         super().__init__(target or node.spec)
         self.node = node
 
     def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream:
-        return _SshStream(self.node, shlex.join(argv), stdin, limits, stderr_limit)
+        return _SshStream(self.node, quoting.join(argv), stdin, limits, stderr_limit)
 
     def close(self) -> None:
         self.node.close()
-
-
-class SshNode:
-    """The connection to one SSH host: opened when needed, reopened when dead, safe to use from several threads."""
-
-    def __init__(self, spec: str, *, ssh_config_file: str | None = None) -> None:
-        self.spec = spec
-        self._config_file = ssh_config_file
-        self._lock = threading.Lock()
-        self._link: _Link | None = None
-        self._attempts = 0
-        self._failure: SpecctlError | None = None
-
-    def link(self, limits: Limits) -> _Link:
-        """A living connection. Callers that wait while one of them connects share its failure, too."""
-        seen = self._attempts
-        while not self._lock.acquire(timeout=limits.left_s() or -1):
-            pass  # until left_s raises
-        try:
-            if self._link is not None and self._link.usable:
-                return self._link
-            if self._failure is not None and self._attempts != seen:
-                raise self._failure
-            try:
-                options = ssh_config.resolve(self.spec, self._config_file)
-                self._link = _Link(connect(options, target=self.spec, limits=limits))
-                self._failure = None
-            except SpecctlError as error:
-                # One that ran out of its own time says nothing about the node to those with more.
-                self._link, self._failure = None, None if limits.over else error
-                raise
-            finally:
-                self._attempts += 1
-            return self._link
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Close the connection as soon as no command uses it. The next command opens a new one."""
-        with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
-            link.retire()
-
-
-class _Link:
-    """One connection, and who uses it."""
-
-    def __init__(self, transport: paramiko.Transport) -> None:
-        self.transport = transport
-        self.slots = threading.BoundedSemaphore(MAX_CHANNELS)
-        self._lock = threading.Lock()
-        self._users = 0
-        self._retired = False
-
-    @property
-    def usable(self) -> bool:
-        return not self._retired and self.transport.is_active()
-
-    @property
-    def shared(self) -> bool:
-        return self._users > 1
-
-    def enter(self, limits: Limits) -> None:
-        while not self.slots.acquire(timeout=limits.left_s()):
-            pass  # until left_s raises
-        with self._lock:
-            self._users += 1
-
-    def leave(self) -> None:
-        self.slots.release()
-        with self._lock:
-            self._users -= 1
-        self._close_if_done()
-
-    def retire(self) -> None:
-        """No new users; closed when the last one leaves."""
-        with self._lock:
-            self._retired = True
-        self._close_if_done()
-
-    def _close_if_done(self) -> None:
-        if self._retired and self._users == 0:
-            # A peer that does not read can block even this.
-            threading.Thread(target=self.transport.close, daemon=True).start()
 
 
 class _Wakeup(threading.Event):
@@ -138,7 +51,7 @@ class _SshStream(Stream):
     def __init__(self, node: SshNode, command: str, stdin: Stdin, limits: Limits, stderr_limit: int) -> None:
         super().__init__(stderr_limit)
         self._node, self._command, self._stdin, self._limits = node, command, stdin, limits
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._channel: paramiko.Channel | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -293,7 +206,7 @@ class _SshStream(Stream):
         except SpecctlError:
             # The peer may be dead without TCP knowing: whoever comes next gets a connection that was just proved.
             if self._link is not None:
-                self._link.retire()
+                self._link.retire(suspect=True)
             self.close()
             raise
 
