@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from orchestrator import frames
+from orchestrator.crew import Crew
 from orchestrator.errors import SpecctlError
 from orchestrator.inventory import Inventory, Target
 from orchestrator.model import Probe
@@ -18,6 +20,7 @@ from orchestrator.transport import Leg, NodePool, Request, fanout, open_transpor
 
 LEG_S = 20.0
 PARALLEL_LEGS = 8
+PARALLEL_NODES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,15 +71,11 @@ class Fleet:
             (nodes.setdefault(target.ssh, []) if target.vmid is not None else alone).append(target)
         shared = {node: group for node, group in nodes.items() if len(group) > 1}
         alone += [target for node, group in nodes.items() if node not in shared for target in group]
-        views: dict[str, TargetView] = {}
-        with ThreadPoolExecutor(max_workers=min(32, len(alone) + len(shared)) or 1) as workers:
-            single = [workers.submit(self._ask, target, request) for target in alone]
-            grouped = [workers.submit(self._ask_node, node, group, request) for node, group in shared.items()]
-            for one in single:
-                view = one.result()
-                views[view.target.name] = view
-            for several in grouped:
-                views.update({view.target.name: view for view in several.result()})
+        crew = Crew(PARALLEL_NODES)
+        single = [crew.do(partial(self._ask, target, request)) for target in alone]
+        grouped = [crew.do(partial(self._ask_node, node, group, request)) for node, group in shared.items()]
+        views = {view.target.name: view for one in single for view in [one.result()]}
+        views |= {view.target.name: view for several in grouped for view in several.result()}
         return _each_run_once([views[target.name] for target in targets])
 
     def _ask(self, target: Target, request: dict[str, Any]) -> TargetView:
@@ -91,34 +90,41 @@ class Fleet:
         asked = [
             Request(
                 vmid=target.vmid, argv=agent.argv(), stdin=agent.request("probe", token, LEG_S, **request),
-                target=target.name,
+                attach=target.attach, target=target.name,
             )
             for target, agent, token in zip(group, agents, tokens, strict=True)
         ]  # fmt: skip
         views: dict[str, TargetView] = {}
+        # Those met for the first time are sent the agent, each as soon as it asks for it, while the others answer.
+        crew, first_met = Crew(PARALLEL_LEGS), list[Future[TargetView]]()
         try:
             transport = self.pool.node(node, target=node or "this machine")
             for leg in fanout(transport, asked, leg_timeout_s=LEG_S, parallel=PARALLEL_LEGS, ssh=node):
-                target, agent, token = group[leg.index], agents[leg.index], tokens[leg.index]
-                views[target.name] = self._leg(target, agent, token, leg, request)
+                target = group[leg.index]
+                view = _answer(target, agents[leg.index], tokens[leg.index], leg)
+                if view is None:
+                    first_met.append(crew.do(partial(self._ask, target, request)))
+                else:
+                    views[target.name] = view
         except SpecctlError as error:
             for target in group:
                 views.setdefault(target.name, TargetView(target=target, error=error))
+        views |= {view.target.name: view for one in first_met for view in [one.result()]}
         return [views[target.name] for target in group]
 
-    def _leg(self, target: Target, agent: Agent, token: str, leg: Leg, request: dict[str, Any]) -> TargetView:
-        if isinstance(leg.result, SpecctlError):
-            return TargetView(target=target, error=leg.result)
-        reader = frames.FrameReader(token)
-        final = next((frame for frame in reader.feed(leg.result.stdout) if frame.get("final")), None)
-        try:
-            if final is None:
-                raise agent.unanswered(leg.result, bytes(reader.noise))
-            if final.get("missing") == "agent":
-                return self._ask(target, request)
-            return _view(target, agent.checked(final))
-        except SpecctlError as error:
-            return TargetView(target=target, error=error)
+
+def _answer(target: Target, agent: Agent, token: str, leg: Leg) -> TargetView | None:
+    """What one leg saw; None: there is no agent yet."""
+    if isinstance(leg.result, SpecctlError):
+        return TargetView(target=target, error=leg.result)
+    reader = frames.FrameReader(token)
+    final = next((frame for frame in reader.feed(leg.result.stdout) if frame.get("final")), None)
+    try:
+        if final is None:
+            raise agent.unanswered(leg.result, bytes(reader.noise))
+        return None if final.get("missing") == "agent" else _view(target, agent.checked(final))
+    except SpecctlError as error:
+        return TargetView(target=target, error=error)
 
 
 def _each_run_once(views: list[TargetView]) -> list[TargetView]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Completed", "Leg", "NodePool", "Request", "Stream", "Transport", "fanout", "open_transport"]
 
+CLOSE_S = 0.5
+
 
 class NodePool:
     """The connections of one command: one a node, made when first needed, closed together."""
@@ -44,7 +46,10 @@ class NodePool:
         with self._lock:
             nodes = list(self._nodes.values())
         for node in nodes:
-            node.close()
+            # One that is just being dialled would have to be waited for, and who leaves by Ctrl-C waits for nobody.
+            closing = threading.Thread(target=node.close, daemon=True)
+            closing.start()
+            closing.join(timeout=CLOSE_S)
 
     def __enter__(self) -> NodePool:
         return self
