@@ -11,7 +11,7 @@ import time
 import zlib
 from typing import BinaryIO, Callable
 
-READS = ("probe", "logs", "stop")
+READS = ("probe", "show", "logs", "stop")
 
 
 def boot(agent: str, workdir: str, user: str) -> int:

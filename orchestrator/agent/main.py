@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from orchestrator import frames
 from orchestrator.model import WorkPaths
 
-VERBS = ("probe", "put", "prepare", "start", "logs", "stop")
+VERBS = ("probe", "show", "put", "prepare", "start", "logs", "stop")
 
 
 class Refusal(Exception):

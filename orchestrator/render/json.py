@@ -10,7 +10,7 @@ from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, ls, status, stop
+from orchestrator.verbs import launch, logs, ls, show, status, stop
 
 
 def text(value: dict[str, Any]) -> str:
@@ -122,4 +122,13 @@ def of_ls(result: ls.Result) -> dict[str, Any]:
             {"name": view.target.name, "error": str(view.error), "hint": view.error.hint if view.error else None}
             for view in result.silent
         ],
+    )  # fmt: skip
+
+
+def of_show(result: show.Result) -> dict[str, Any]:
+    probe, shown = result.run.probe, result.shown
+    return _envelope(
+        probe.observed_at, run=of_run(result.run), rung=result.rung,
+        evidence=[to_json(item) for item in result.evidence], missing=result.missing, nonce=probe.nonce,
+        argv=probe.argv, probe=to_json(probe), **to_json(shown),
     )  # fmt: skip

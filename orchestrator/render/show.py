@@ -1,0 +1,280 @@
+"""One run on one page, read from top to bottom: what is known and by what, then what was asked, then the details."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.health import SIGNALS, age, headline
+from orchestrator.model import ForeignLog, Worker
+from orchestrator.render.text import at_home, colour, count, line, named, number, one_line, size
+from orchestrator.verbs.show import Event, Result
+
+LABEL = 12
+FINDINGS = 4
+PROCESSES = 8
+
+
+def show(console: Console, result: Result, *, program: str) -> None:
+    page = _Page(console, result)
+    page.verdict()
+    page.evidence()
+    page.failure()
+    page.ending()
+    console.print()
+    page.identity()
+    page.asked()
+    page.deployed()
+    console.print()
+    page.processes()
+    page.workers()
+    page.logs()
+    page.gpus()
+    page.findings()
+    page.checkpoints()
+    page.events()
+    page.following(program)
+
+
+class _Page:
+    def __init__(self, console: Console, result: Result) -> None:
+        self.console, self.result = console, result
+        self.run, self.shown = result.run, result.shown
+        self.probe, self.verdict_, self.target = result.run.probe, result.run.verdict, result.run.target
+        self.now = self.probe.observed_at
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def verdict(self) -> None:
+        verdict = self.verdict_
+        line(
+            self.console,
+            Text.assemble((verdict.state, colour(verdict.state)), "  ", (self.run.run_id, "bold"),
+                          f" on {self.target.name}"),
+            first=0,
+        )  # fmt: skip
+        line(self.console, one_line(verdict.why))
+
+    def evidence(self) -> None:
+        at = clock(self.now)
+        rows = [(item.what, self._home(item.value)) for item in self.result.evidence]
+        if self.result.rung != "step" and self.verdict_.live:
+            rows.append(("not seen", self.result.missing))
+        for name, value in rows:
+            self._row(f"  {name}", value, style="yellow" if name == "not seen" else "")
+        self._row("  seen at", f"{at}, by the clock of {self.shown.host}", style="dim")
+
+    def failure(self) -> None:
+        error = self.verdict_.error
+        if error is None:
+            return
+        line(self.console, Text.assemble(("failure", "bold red"), f" of worker {error.worker}" if error.worker else ""),
+             first=0)  # fmt: skip
+        for text in error.traceback.splitlines() or [headline(error)]:
+            line(self.console, text, first=4, indent=6, style="red")
+        if error.hint:
+            line(self.console, f"hint: {error.hint}", first=4, style="yellow")
+
+    def ending(self) -> None:
+        end, shown = self.probe.exit, self.shown
+        if shown.stop is not None:
+            how = "at once" if shown.stop.now else f"with {shown.stop.grace_s:.0f} s of grace"
+            did = f"; {shown.stopper.doing}" if shown.stopper and not shown.stopper.finished else ""
+            self._row("stop asked", f"by {shown.stop.by} at {clock(shown.stop.at)}, {how}{did}")
+        if end is None:
+            return
+        if end.never_started is not None:
+            self._row("ended", f"{clock(end.at)}: never started", style=colour("NEVER_STARTED"))
+            return
+        how = f"exit code {end.code}"
+        if end.signal is not None:
+            how = f"by {SIGNALS.get(end.signal, f'signal {end.signal}')}"
+        took = f" after {age(end.at - self.probe.created_at)}"
+        last = f", last step {end.last_step:,}" if end.last_step is not None else ""
+        oom = f", {count(end.oom_kills, 'kill')} for memory in the container" if end.oom_kills else ""
+        self._row("ended", f"{clock(end.at)}{took}, {how}{last}{oom}" + (", a stop had asked for it" * end.stopped))
+
+    # --- what was asked ---------------------------------------------------------------------------------------------
+
+    def identity(self) -> None:
+        probe, record = self.probe, self.shown.supervisor
+        boot = {True: "not restarted since", False: "restarted since then", None: "no start recorded"}[probe.same_boot]
+        place = f"{self.target.place}, host {self.shown.host} ({boot})"
+        if probe.elsewhere:
+            place += f"; the run is of the host {probe.elsewhere}"
+        self._row("attempt", f"{probe.attempt}, nonce {probe.nonce[:8]}" + (
+            f", supervisor pid {record.pid} {'alive' if probe.supervisor_alive else 'gone'}" if record else ""
+        ))  # fmt: skip
+        self._row("where", place)
+        self._row("directory", self._home(self.shown.root))
+        self._row("launched", f"{clock(probe.created_at)}, {age(self.now - probe.created_at)} ago, by {probe.owner}")
+        if probe.note:
+            self._row("note", one_line(probe.note))
+
+    def asked(self) -> None:
+        asked = self.shown.spec
+        self._row("program", one_line(self._home(shlex.join(self.probe.argv))))
+        if asked is None:
+            self._row("record", self.probe.damaged or "run.json cannot be read", style="yellow")
+            return
+        if asked.config_text is not None:
+            digest = (asked.config_sha256 or "")[:12]
+            self._row("config", f"{asked.config_path}, sha256 {digest} (--config prints it)")
+        if asked.env:
+            self._row("env", ", ".join(asked.env))
+        if asked.secrets:
+            self._row("secrets", f"{', '.join(asked.secrets)} (values are nowhere recorded)")
+        if asked.patterns:
+            self._row("patterns", ", ".join(f"{name}: {text}" for name, text in asked.patterns.items()))
+
+    def deployed(self) -> None:
+        asked, record = self.shown.spec, self.shown.record
+        if asked is None:
+            return
+        code = f"bundle {asked.bundle}"
+        if asked.git_commit:
+            code += f", git {asked.git_commit[:12]}"
+        if asked.diff_bytes:
+            code += f" with {size(asked.diff_bytes)} of uncommitted changes (--diff prints them)"
+        self._row("code", code)
+        versions = [f"{name} {value}" for name, value in (record.versions or {}).items() if value and name != "specctl"]
+        environment = [f"environment {asked.env_hash}"] if asked.env_hash else []
+        self._row("with", ", ".join([*environment, *versions, f"specctl {asked.specctl_version}"]))
+
+    # --- the details ------------------------------------------------------------------------------------------------
+
+    def processes(self) -> None:
+        tree = self.probe.tree
+        if not tree:
+            self._row("processes", "none is left" if not self.verdict_.live else "none was seen")
+            return
+        for number_, process in enumerate(tree[:PROCESSES]):
+            since = self.shown.since.get(str(process.pid))
+            text = f"{process.pid} {one_line(process.name)}, state {process.state}"
+            text += f", {age(self.now - since)}" if since is not None else ""
+            text += "" if process.marked else ", without the mark (known by descent, start or log)"
+            self._row("processes" if number_ == 0 else "", text)
+        if len(tree) > PROCESSES:
+            self._row("", f"and {len(tree) - PROCESSES} more: --json lists them")
+
+    def workers(self) -> None:
+        gone = set(self.verdict_.workers_gone)
+        for number_, worker in enumerate(self.verdict_.workers):
+            text, style = self._worker(worker), ""
+            if worker.name in gone:
+                text, style = f"{text}, GONE" + (f": {worker.error}" if worker.error else ""), colour("DEGRADED")
+            self._row("workers" if number_ == 0 else "", text, style=style)
+
+    def _worker(self, worker: Worker) -> str:
+        parts = [worker.name]
+        if worker.step is not None:
+            ago = f" {age(self.now - worker.step_at)} ago" if worker.step_at is not None else ""
+            parts.append(f"step {worker.step:,}{ago}")
+        if worker.tok_s is not None:
+            parts.append(f"{number(worker.tok_s)} tok/s")
+        if worker.loss is not None:
+            parts.append(f"loss {number(worker.loss, 4)}")
+        return ", ".join(parts)
+
+    def logs(self) -> None:
+        log = self.probe.log
+        text = f"{self._home(log.path)}, {size(log.size)}, {self.probe.summary.lines:,} lines read"
+        self._row("log", text + ("" if log.verified else f"; NOT this attempt's: {log.why}"),
+                  style="" if log.verified else "yellow")  # fmt: skip
+        for foreign in self.probe.foreign_logs:
+            self._row("own log", _foreign(foreign))
+
+    def gpus(self) -> None:
+        probe = self.probe
+        if not (probe.gpus_declared or probe.gpu_devices):
+            return
+        held = f"holds {', '.join(probe.gpu_devices)}" if probe.gpu_devices else "holds none"
+        asked = f"asked for {', '.join(map(str, probe.gpus_declared))}; " if probe.gpus_declared else ""
+        beat = probe.heartbeat
+        memory = "".join(
+            f", {size(bytes_)} on {name} by its heartbeat"
+            for name, bytes_ in (beat.gpu_memory_bytes if beat else {}).items()
+        )
+        self._row("gpus", f"{asked}{held}{memory}")
+        if self.shown.gpus_error:
+            self._row("", self.shown.gpus_error, style="yellow")
+        for gpu in self.shown.gpus:
+            use = f"{gpu.get('utilization_percent')} % busy" if gpu.get("utilization_percent") is not None else ""
+            memory = f"{number(gpu.get('memory_used_mib'), 0)} of {number(gpu.get('memory_total_mib'), 0)} MiB"
+            self._row("", ", ".join(filter(None, [f"GPU {gpu.get('index')} {gpu.get('name')}", use, memory])))
+
+    def findings(self) -> None:
+        findings, total = self.probe.summary.findings, self.probe.summary.findings_total
+        for number_, finding in enumerate(findings[:FINDINGS]):
+            times = f", {finding.count:,} times" if finding.count > 1 else ""
+            text = f"{named(finding)} at byte {finding.offset:,}{times}"
+            self._row("exceptions" if number_ == 0 else "", one_line(text), style="yellow")
+        if total > min(FINDINGS, len(findings)):
+            self._row("", f"{total:,} in all: specctl logs {self.run.run_id} --grep Error")
+
+    def checkpoints(self) -> None:
+        whole = [one for one in self.shown.checkpoints if one.damage is None]
+        if whole:
+            last = whole[-1]
+            text = f"step {last.step:,} whole, {size(last.bytes)}, {age(self.now - last.at)} ago"
+            if len(whole) > 1:
+                text += f"; also {', '.join(f'{one.step:,}' for one in whole[-2::-1][:6])}"
+            self._row("checkpoints", text)
+        for one in self.shown.checkpoints:
+            if one.damage is not None:
+                self._row("checkpoints" if not whole else "", f"step {one.step:,} NOT whole: {one.damage}",
+                          style="yellow")  # fmt: skip
+
+    def events(self) -> None:
+        for number_, event in enumerate(self.shown.events):
+            lead = "..." if number_ == 0 and self.shown.events_before else ""
+            self._row("events" if number_ == 0 else "", f"{clock(event.at, day=False)} {lead}{_event(event)}")
+
+    def following(self, program: str) -> None:
+        run_id = self.run.run_id
+        words = [f"logs {run_id} -f", f"attach {run_id}", f"stop {run_id}"]
+        if not self.verdict_.live:
+            words = [f"logs {run_id} -n 50"]
+        self.console.print()
+        line(self.console, "Next:", first=0)
+        for word in words:
+            line(self.console, f"{program} {word}", style="cyan")
+
+    def _row(self, name: str, value: str, *, style: str = "") -> None:
+        text = Text.assemble((f"{name:<{LABEL}}", "bold" if not name.startswith(" ") else "dim"), " ", (value, style))
+        line(self.console, text, first=0, indent=LABEL + 1)
+
+    def _home(self, text: str) -> str:
+        return at_home(text, self.target)
+
+
+def clock(at: float, *, day: bool = True) -> str:
+    """The time of day here; the date before it, unless it is of today or not wanted."""
+    then = time.localtime(at)
+    short = time.strftime("%H:%M:%S", then)
+    return short if not day or then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then) + short
+
+
+def _foreign(log: ForeignLog) -> str:
+    text = f"{log.path}, from byte {log.base:,} on: {size(log.own_bytes)} are this run's"
+    if log.before:
+        text += f", {size(log.before)} were there before" + (" and are overwritten" if log.truncated else "")
+    if log.restarts:
+        text += f", begun again {log.restarts} times"
+    if log.shared:
+        text += f"; {log.shared} writes it too"
+    return text if log.exact else text + "; its first lines may have been taken for old ones"
+
+
+def _event(event: Event) -> str:
+    fields = event.fields
+    if event.event == "phase":
+        inner = fields.get("fields")
+        return one_line(f"phase {fields.get('phase')}" + (f" {inner}" if inner and inner != "{}" else ""))
+    if event.event == "exception":
+        return one_line(f"exception {fields.get('type')}: {fields.get('message')}")
+    said = " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, "", 0, False))
+    return one_line(f"{event.event} {said}"[:160].rstrip())
