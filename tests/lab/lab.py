@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("SPECCTL_LAB_CACHE") or "/var/tmp/specctl-lab/cache")
 RUNS = CACHE.parent / "run"
 PLAY = "play"
+USER = "labuser"
+"""A login of the node that is not root, with the same key."""
 """The run of the command line, which outlives the command."""
 
 TOOLS = {  # what must be there -> the Debian package it comes from
@@ -37,6 +39,7 @@ TOOLS = {  # what must be there -> the Debian package it comes from
     "ssh": "openssh-client",
     "mmdebstrap": "mmdebstrap",
     "newuidmap": "uidmap",
+    "sudo": "sudo",
     "ip": "iproute2",
     "/usr/bin/python3": "python3",
 }
@@ -205,7 +208,7 @@ class Lab:
             port = probe.getsockname()[1]
         self._write_run(port)
         unshare = ["unshare", "--mount", "--propagation", "private", "--uts", "--pid", "--fork", "--kill-child"]
-        init = [HERE / "node-init", self.run, self.node, cgroup_of(self.run), CACHE, "keep" if keep else ""]
+        init = [HERE / "node-init", self.run, self.node, cgroup_of(self.run), CACHE, USER, "keep" if keep else ""]
         log = self.run / "node.log"
         with log.open("wb") as output:
             # the lock is inherited by the node's first process: whoever can take it knows that the node is gone
@@ -295,6 +298,11 @@ class Lab:
         """Let every `pct` call cost this much CPU time; the real one costs 0.48 s, the stand-in alone 0.05 s."""
         (self.root / "etc/pve/.lab-pct-cpu-s").write_text(f"{cpu_s}\n")
 
+    def set_sudo(self, rule: str) -> None:
+        """Let sudo on the node know this one rule, none if it is empty. Raises RuntimeError if it is no rule."""
+        path = "/etc/sudoers.d/specctl"
+        self._must(["sh", "-ec", f'umask 337; rm -f {path}; printf "%s\\n" "$1" >{path}; visudo -cq', "sh", rule])
+
     # containers
 
     def define(self, vmid: int, **conf: str) -> None:
@@ -302,6 +310,7 @@ class Lab:
         keys = {"hostname": f"ct{vmid}", **CONTAINER, **conf}
         path = self.root / f"etc/pve/nodes/{self.node}/lxc/{vmid}.conf"
         path.write_text("".join(f"{key}: {value}\n" for key, value in sorted(keys.items())))
+        path.chmod(0o640)  # as pmxcfs shows it: to root and www-data
 
     def undefine(self, vmid: int) -> None:
         """Remove a stopped container's configuration. Its files stay, for a container of the same number."""
