@@ -13,7 +13,7 @@ ON_NODE = [
 turns each byte of an argument that is not ASCII into U+FFFD; sudo would speak the language of LANGUAGE."""
 
 ENTER = r"""
-PATH="$PATH:/usr/sbin:/sbin"
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 say() { echo "specctl-node: $*" >&2; }
 frozen() {
     for file in /sys/fs/cgroup/lxc/"$1"/cgroup.events /sys/fs/cgroup/lxc/"$1"/ns/cgroup.events \
@@ -82,7 +82,7 @@ of them fails under `auto`, pct is asked and says so in its own words. pct hands
 told not to, which it can be only since PVE 8.1: so it gets none."""
 
 LOOK = r"""
-PATH="$PATH:/usr/sbin:/sbin"
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 echo "user: $(id -un)"
 for tool in pct lxc-attach; do echo "$tool: $(command -v "$tool")"; done
 grep -q "@/var/lib/lxc/$1/command\$" /proc/net/unix && echo "listens"
