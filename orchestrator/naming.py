@@ -1,4 +1,5 @@
-"""A name for a command, to be a part of its run's id: its script's, else its program's, else its shell's. Pure."""
+"""A name for a run, to be a part of its id: as it was given, or a command's, which is its script's, else its program's,
+else its shell's. Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +22,17 @@ BUILTINS = frozenset({
 SUBCOMMANDS = frozenset({"launch", "run", "exec"})
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 DURATION = re.compile(r"[\d.:]+[smh]?")
+
+MOST = 40
+
+
+def problem(name: str) -> str | None:
+    """Why a name that was given cannot be a part of an id, where it becomes lower case and its signs dashes."""
+    if len(name) > MOST:
+        return f"has {len(name)} characters, at most {MOST} are possible"
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not re.search(r"[A-Za-z0-9]", name):
+        return "may hold letters a-z, digits, dashes, underscores and dots"
+    return None
 
 
 def name_of(argv: list[str]) -> str:

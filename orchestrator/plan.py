@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import secrets
@@ -16,16 +17,15 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator import index, logscan
+from orchestrator import index, logscan, naming
 from orchestrator.bundle import Bundle, collect
 from orchestrator.errors import ConfigError
-from orchestrator.inventory import Inventory, Target
-from orchestrator.model import RunSpec, make_run_id
-from orchestrator.naming import name_of
+from orchestrator.inventory import HostsFile, Inventory, Target
+from orchestrator.model import RunSpec, make_run_id, slugify
 from typedyaml import Model, ProblemAt, Str, TypedYamlError, load
 
 Until = Literal["process", "step"]
@@ -60,10 +60,12 @@ class Plan:
     secrets: dict[str, str]
     until: Until
     timeout_s: float | None
+    inputs: dict[str, Any]
+    """What the program reads on the target and must find there: `files` and `model`, each by its key; `wanted`."""
 
 
 class LaunchKeys(Model):
-    """The keys of a configuration that are specctl's: all that it may hold beside a command."""
+    """The keys of a configuration that are specctl's."""
 
     requirements: list[Str] | None = None
     patterns: dict[Str, Str] = Field(default_factory=dict)
@@ -79,6 +81,13 @@ class LaunchKeys(Model):
         return self
 
 
+class CommandKeys(LaunchKeys):
+    """All that a configuration may hold beside a command."""
+
+    data: list[Str] = Field(default_factory=list)
+    """What the command reads on the target: looked for there before anything is started."""
+
+
 class TrainerKeys(LaunchKeys, extra="ignore"):
     """The same keys of a trainer's configuration, which reads the others by itself."""
 
@@ -91,21 +100,26 @@ def plan(request: Request, inventory: Inventory) -> Plan:
             "nothing to launch: give --config FILE for the trainer, or a command after --",
             hint="specctl launch [TARGET] --config FILE, or specctl launch [TARGET] -- CMD...",
         )
-    keys, text = LaunchKeys(), None
+    if request.command and not request.command[0].strip():
+        raise ConfigError("the command after -- has an empty name", hint="specctl launch [TARGET] -- CMD...")
+    if request.name is not None and (problem := naming.problem(request.name)):
+        raise ConfigError(f"--name {request.name[:60]!r}: {problem}", hint=f"--name {slugify(request.name)}")
+    keys, text, inputs = LaunchKeys(), None, {}
     if request.config is not None:
-        keys, text = read_config(request.config, trainer=not request.command)
+        keys, text, inputs = read_config(request.config, trainer=not request.command)
     values = {}
     for name in target.secrets:
         if name not in os.environ:
             raise ConfigError(
-                f"the secret {name} is not in your environment", target=target.name, hint=f"export {name}=..."
+                f"the secret {name} is not in your environment",
+                target=target.name, hint=f"export {name}=..., or take it out of secrets: in {inventory.source}",
             )
         values[name] = os.environ[name]
     workdir = [Path(target.workdir).expanduser()] if target.ssh is None and target.vmid is None else []
     bundle = collect(request.source, without=[*workdir, index.folder()])
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
     argv = request.command or [python or "python", "-m", "trainer", "train", "{config}"]
-    slug = request.name or (request.config.stem if request.config and not request.command else name_of(argv))
+    slug = request.name or (request.config.stem if request.config and not request.command else naming.name_of(argv))
     env = dict(target.env)
     if not request.command:
         # The trainer that was shipped is meant, whatever the project has of that name in its own folder.
@@ -121,51 +135,59 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     )  # fmt: skip
     return Plan(
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements, secrets=values,
-        until=request.until, timeout_s=request.timeout_s,
+        until=request.until, timeout_s=request.timeout_s, inputs=inputs,
     )  # fmt: skip
 
 
-def read_config(path: Path, *, trainer: bool) -> tuple[LaunchKeys, str]:
-    """specctl's keys of a configuration, and its text. Raises `ConfigError` with file, line and key."""
+def read_config(path: Path, *, trainer: bool) -> tuple[LaunchKeys, str, dict[str, Any]]:
+    """specctl's keys of a configuration, its text, and what the program must find on the target. Raises `ConfigError`
+    with file, line and key."""
     try:
-        keys = load(path, TrainerKeys if trainer else LaunchKeys)
+        keys = load(path, TrainerKeys if trainer else CommandKeys)
         text = path.expanduser().read_text(encoding="utf-8")
     except TypedYamlError as error:
-        hint = None
-        if not trainer and "unknown key" in error.problem:
-            hint = "beside a command the file is specctl's alone; what the program reads it names among its own words"
-        raise ConfigError(str(error), hint=hint) from error
+        raise ConfigError(str(error), hint=_hint(str(error), path, trainer=trainer)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if trainer and (refused := _trainer_refuses(path)):
-        raise ConfigError(refused)
-    return keys, text
+    if isinstance(keys, CommandKeys):
+        return keys, text, {"files": {f"data[{index}]": name for index, name in enumerate(keys.data)}}
+    return keys, text, _what_the_trainer_reads(path)
+
+
+def _hint(problem: str, path: Path, *, trainer: bool) -> str | None:
+    if "unknown key" not in problem:
+        return None
+    if any(f": {key}: unknown key" in problem for key in HostsFile.model_fields):
+        return f"if this is a hosts.yaml, it belongs to --inventory {path}"
+    return None if trainer else "beside a command the file is specctl's alone; what the program reads it says by itself"
 
 
 CHECK = """
-import sys
+import json, sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from trainer.config import ConfigError, load_config
 try:
-    load_config(sys.argv[2])
+    print(json.dumps(load_config(sys.argv[2]).what_must_be_there()))
 except ConfigError as error:
     sys.exit(f"{error}")
 """
 
 
-def _trainer_refuses(path: Path) -> str | None:
-    """What the trainer that is shipped says of its configuration, asked as a program of its own; None: it is content,
-    or could not be asked here, and will be there."""
+def _what_the_trainer_reads(path: Path) -> dict[str, Any]:
+    """What the trainer that is shipped will read with this configuration, asked as a program of its own; nothing, if it
+    could not be asked here: it is there that it will say so. Raises `ConfigError` with its words if it refuses."""
     found = importlib.util.find_spec("trainer")
     if found is None or not found.submodule_search_locations:
-        return None
+        return {}
     home = Path(found.submodule_search_locations[0]).parent
     asked = subprocess.run(
         [sys.executable, "-c", CHECK, str(home), str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
     said = asked.stderr.decode("utf-8", "replace").strip()
-    return said if asked.returncode == 1 and said and "Traceback (most recent call last)" not in said else None
+    if asked.returncode == 1 and said and "Traceback (most recent call last)" not in said:
+        raise ConfigError(said, hint=_hint(said, path, trainer=True))
+    return dict(json.loads(asked.stdout)) if asked.returncode == 0 else {}
 
 
 def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool) -> tuple[str | None, list[str]]:

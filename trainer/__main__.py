@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from trainer.config import ConfigError, expand_path, load_config
+from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.metrics import Reporter, RunIdentity, complain, identity_from_environment
 from trainer.stopping import StopRequest
 
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     stop.on_exit = reporter.last_words
     reporter.phase("import")
     try:
+        check_inputs(config)
         from trainer.train import train  # torch takes seconds, and the phase says so
 
         ending = train(config, reporter, stop, must_resume=arguments.resume)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 import typedyaml
+from trainer import inputs
 from typedyaml import Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]
@@ -141,6 +142,15 @@ class Config(Model):
             raise ProblemAt(("drafter", "anchors"), "must be less than data.sequence_length")
         return self
 
+    def what_must_be_there(self) -> dict[str, Any]:
+        """Each path that is read, by its key, and what the model has to have. `output_dir` is made if it is missing."""
+        files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
+        wanted = {
+            "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
+            "captured_layers": self.target.captured_layers,
+        }  # fmt: skip
+        return {"model": {"target.path": self.target.path}, "files": files, "wanted": wanted}
+
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
@@ -161,6 +171,19 @@ def load_config(path: str) -> Config:
         return typedyaml.load(path, Config)
     except typedyaml.TypedYamlError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_inputs(config: Config) -> None:
+    """Raises `ConfigError` for all that a run reads and that is not there, or is not what it should be, at once."""
+    needed = config.what_must_be_there()
+    problems: list[tuple[str, str]] = []
+    for key, text in needed["model"].items():
+        problems += inputs.model_problems(expand_path(text, key=key), needed["wanted"])
+    for key, text in needed["files"].items():
+        if problem := inputs.file_problem(expand_path(text, key=key)):
+            problems.append((key, problem))
+    if problems:
+        raise ConfigError("; ".join(f"{key}: {problem}" for key, problem in problems))
 
 
 def expand_path(text: str, *, key: str) -> Path:

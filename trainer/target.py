@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.inputs import LayerError, choose_layers
 
 SAMPLES, SAMPLE_BYTES = 256, 1 << 16
 """How much of a file of weights is read to know it again: 16 MiB at most."""
@@ -60,8 +61,6 @@ def load_target(config: TargetConfig, device: torch.device) -> Target:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = expand_path(config.path, key="target.path")
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"target.path: no Hugging Face model in {path} (config.json is missing)")
     dtype = arithmetic_dtype(config.dtype, device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -73,7 +72,10 @@ def load_target(config: TargetConfig, device: torch.device) -> Target:
     if not tokenizer.is_fast:
         raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
     model.requires_grad_(False).eval().to(device)
-    layer_ids = choose_layers(config, count=len(_decoder_layers(model)))
+    try:
+        layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(_decoder_layers(model)))
+    except LayerError as error:
+        raise ConfigError(f"{error.key}: {error}") from None
     return Target(model, tokenizer, layer_ids=layer_ids, device=device, files=file_digests(path))
 
 
@@ -89,24 +91,6 @@ def file_digests(path: Path) -> dict[str, str]:
                 digest.update(content.read(SAMPLE_BYTES))
         digests[file.name] = digest.hexdigest()
     return digests
-
-
-def choose_layers(config: TargetConfig, *, count: int) -> list[int]:
-    """The configured ids, or `captured_layers` of them evenly spread from 1 to count-3 (one: the middle)."""
-    wanted = config.captured_layers
-    if config.layer_ids is not None:
-        ids = config.layer_ids
-        if max(ids) >= count or ids != sorted(set(ids)):
-            raise ConfigError(f"target.layer_ids: must rise, from 0 to {count - 1} at most; is {ids}")
-        return ids
-    if wanted == 1:
-        return [count // 2]
-    ids = [round(1 + index * (count - 4) / (wanted - 1)) for index in range(wanted)]
-    if count < 4 or len(set(ids)) < wanted:
-        raise ConfigError(
-            f"target.captured_layers: {count} layers are too few to spread {wanted}; set target.layer_ids"
-        )
-    return ids
 
 
 def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:

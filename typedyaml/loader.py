@@ -89,7 +89,7 @@ def _near(path: Path) -> str:
         return f" (there is no folder {path.parent})"
     except OSError:
         return ""
-    near = difflib.get_close_matches(path.name, beside, n=1)
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)  # endings alike are not enough
     return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
 
 

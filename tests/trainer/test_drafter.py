@@ -16,7 +16,8 @@ from trainer.attention import DenseAttention
 from trainer.blocks import generator_for, lay_out
 from trainer.config import Config, ConfigError, TargetConfig
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.target import Target, choose_layers, drafter_shape, load_target
+from trainer.inputs import LayerError, choose_layers
+from trainer.target import Target, drafter_shape, load_target
 
 SHAPE = DrafterShape(
     hidden=64, captured=3, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96, rms_norm_eps=1e-6,
@@ -219,12 +220,12 @@ def test_a_target_whose_ends_are_plain_is_accepted(tiny_target: Path, tmp_path: 
     [(36, 5, [1, 9, 17, 25, 33]), (30, 5, [1, 8, 14, 20, 27]), (30, 1, [15]), (6, 3, [1, 2, 3])],
 )
 def test_layers_are_spread_from_the_second_to_the_third_last(count: int, captured: int, expected: list[int]) -> None:
-    assert choose_layers(TargetConfig(path="x", captured_layers=captured), count=count) == expected
+    assert choose_layers(None, captured, count=count) == expected
 
 
-def test_layer_ids_that_do_not_exist_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"target\.layer_ids: must rise, from 0 to 5"):
-        choose_layers(TargetConfig(path="x", layer_ids=[1, 6]), count=6)
+def test_layer_ids_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(LayerError, match=r"must rise, from 0 to 5 at most; is \[1, 6\]"):
+        choose_layers([1, 6], 5, count=6)
 
 
 @pytest.mark.parametrize("token", [0, 2, 400])

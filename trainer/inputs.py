@@ -1,0 +1,194 @@
+"""Whether what a run reads is there and can be what it is said to be, by looking at files and headers alone.
+
+Milliseconds, and the standard library only: `__main__.py` looks before torch is imported, and specctl, which ships this
+file, runs it on a target (`python3 -m trainer.inputs`) before an environment is made for the trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Problem = tuple[str, str]
+"""The key of the configuration, and what is wrong."""
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Each as one file, or in shards that `NAME.index.json` lists."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+LFS = b"version https://git-lfs"
+MOST_HEADER_BYTES = 100 << 20
+
+
+def file_problem(path: Path) -> str | None:
+    """Why `path` is no file that can be read."""
+    if path.is_dir():
+        return f"{path} is a directory, and a file is needed"
+    try:
+        with path.open("rb") as file:
+            return _is_pointer(path) if file.read(len(LFS)) == LFS else None
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+
+
+def model_problems(path: Path, wanted: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the model at `path`, and with what is `wanted` of it: `mask_token_id`, `layer_ids`,
+    `captured_layers`. Nothing is said that depends on anything but these files."""
+    try:
+        config = _config(path)
+        for problem in (_weights_problem(path), _tokenizer_problem(path)):
+            if problem:
+                yield "target.path", problem
+    except _NoModel as error:
+        yield "target.path", str(error)
+        return
+    except OSError as error:
+        yield "target.path", f"{error.filename or path}: {error.strerror or error}"
+        return
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    assert isinstance(text, dict)
+    rows, layers = text.get("vocab_size"), text.get("num_hidden_layers", text.get("n_layer"))
+    mask = wanted["mask_token_id"]
+    if isinstance(rows, int) and mask >= rows:
+        yield "drafter.mask_token_id", f"{mask} is no token of {path}, which has {rows:,}: 0 to {rows - 1}"
+    if isinstance(layers, int):
+        try:
+            choose_layers(wanted["layer_ids"], wanted["captured_layers"], count=layers)
+        except LayerError as error:
+            yield error.key, str(error)
+
+
+class LayerError(ValueError):
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def choose_layers(ids: list[int] | None, wanted: int, *, count: int) -> list[int]:
+    """The configured `ids`, or `wanted` of them evenly spread from 1 to count-3 (one: the middle)."""
+    if ids is not None:
+        if max(ids) >= count or ids != sorted(set(ids)):
+            raise LayerError("target.layer_ids", f"must rise, from 0 to {count - 1} at most; is {ids}")
+        return ids
+    if wanted == 1:
+        return [count // 2]
+    spread = [round(1 + index * (count - 4) / (wanted - 1)) for index in range(wanted)]
+    if count < 4 or len(set(spread)) < wanted:
+        said = f"{count} layers are too few to spread {wanted}; set target.layer_ids"
+        raise LayerError("target.captured_layers", said)
+    return spread
+
+
+# --- the files of a model -------------------------------------------------------------------------------------------
+
+
+class _NoModel(Exception):
+    """What is at the path is no model at all."""
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise _NoModel(f"no Hugging Face model in {path} (there is no such directory)")
+    if not path.is_dir():
+        raise _NoModel(f"{path} is a file, and the directory of a Hugging Face model is needed")
+    file = path / "config.json"
+    if not file.exists():
+        # A download's cache keeps the files a few folders down.
+        inner = sorted(found.parent for found in [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")])
+        said = f"; {inner[-1]} has one" if inner else ""
+        raise _NoModel(f"no Hugging Face model in {path} (config.json is missing{said})")
+    data = file.read_bytes()
+    if data.startswith(LFS):
+        raise _NoModel(_is_pointer(file))
+    try:
+        config = json.loads(data)
+    except ValueError as error:
+        raise _NoModel(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise _NoModel(f"{file} is not a model's configuration: it holds no object")
+    return config
+
+
+def _weights_problem(path: Path) -> str | None:
+    if (path / "adapter_config.json").exists():
+        return None  # its weights are another model's, and what finds them knows better
+    for name in WEIGHTS:
+        if (path / name).exists():
+            return _file_problem(path / name)
+        index = path / f"{name}.index.json"
+        if index.exists():
+            return _shards_problem(index)
+    said = f"{path} holds no weights ({' or '.join(WEIGHTS)}, or their .index.json)"
+    others = sorted(file.name for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf", ".pth"))
+    if others:
+        return f"{said}; {', '.join(others[:3])} is not a name that is looked for"
+    return f"{said}: was the download broken off?"
+
+
+def _shards_problem(index: Path) -> str | None:
+    data = index.read_bytes()
+    if data.startswith(LFS):
+        return _is_pointer(index)
+    try:
+        names = sorted(set(json.loads(data)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{index} is no index of weights (it has no weight_map)"
+    missing = [name for name in names if not (index.parent / name).exists()]
+    if missing:
+        listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        return f"{index.parent} lacks {len(missing)} of its {len(names)} files of weights: {listed}"
+    return next((said for name in names if (said := _file_problem(index.parent / name))), None)
+
+
+def _file_problem(file: Path) -> str | None:
+    """Why this file of weights cannot be whole. Of a .bin only that it is there."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        head = content.read(len(LFS))
+        if head == LFS:
+            return _is_pointer(file)
+        if not size:
+            return f"{file} is empty"
+        if file.suffix != ".safetensors":
+            return None
+        length = struct.unpack("<Q", head[:8])[0] if size >= 8 else MOST_HEADER_BYTES + 1
+        if length > MOST_HEADER_BYTES:
+            return f"{file} is not a safetensors file"
+        content.seek(8)
+        header = content.read(length)
+    if len(header) < length:
+        return f"{file} is cut off: {size:,} bytes, and its header alone needs {8 + length:,}"
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        needed = 8 + length + max(ends, default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return f"{file} is not a safetensors file: its header cannot be read"
+    if size != needed:
+        what = "is cut off" if size < needed else "is longer than its header says"
+        return f"{file} {what}: {size:,} of {needed:,} bytes; fetch it again"
+    return None
+
+
+def _tokenizer_problem(path: Path) -> str | None:
+    found = [path / name for name in TOKENIZERS if (path / name).exists()]
+    if not found:
+        return f"{path} has no tokenizer (tokenizer.json)"
+    return file_problem(found[0])
+
+
+def _is_pointer(file: Path) -> str:
+    return f"{file} is a Git LFS pointer, not the file itself: git lfs pull fetches it"
+
+
+def main() -> None:
+    """Reads {"path": ..., "wanted": {...}} on stdin; prints the problems as JSON."""
+    asked = json.loads(sys.stdin.buffer.read())
+    print(json.dumps(list(model_problems(Path(os.fsdecode(asked["path"])), asked["wanted"]))))
+
+
+if __name__ == "__main__":
+    main()
