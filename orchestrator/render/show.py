@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import time
 
@@ -71,6 +72,7 @@ class _Page:
         error = self.verdict_.error
         if error is None:
             return
+        self.console.print()
         line(self.console, Text.assemble(("failure", "bold red"), f" of worker {error.worker}" if error.worker else ""),
              first=0)  # fmt: skip
         for text in error.traceback.splitlines() or [headline(error)]:
@@ -140,7 +142,8 @@ class _Page:
         if asked.diff_bytes:
             code += f" with {size(asked.diff_bytes)} of uncommitted changes (--diff prints them)"
         self._row("code", code)
-        versions = [f"{name} {value}" for name, value in (record.versions or {}).items() if value and name != "specctl"]
+        found = {name: str(value).removeprefix(f"{name} ") for name, value in (record.versions or {}).items() if value}
+        versions = [f"{name} {value}" for name, value in found.items() if name != "specctl"]
         environment = [f"environment {asked.env_hash}"] if asked.env_hash else []
         self._row("with", ", ".join([*environment, *versions, f"specctl {asked.specctl_version}"]))
 
@@ -162,7 +165,7 @@ class _Page:
 
     def workers(self) -> None:
         gone = set(self.verdict_.workers_gone)
-        for number_, worker in enumerate(self.verdict_.workers):
+        for number_, worker in enumerate(sorted(self.verdict_.workers, key=lambda one: one.name not in gone)):
             text, style = self._worker(worker), ""
             if worker.name in gone:
                 text, style = f"{text}, GONE" + (f": {worker.error}" if worker.error else ""), colour("DEGRADED")
@@ -181,7 +184,7 @@ class _Page:
 
     def logs(self) -> None:
         log = self.probe.log
-        text = f"{self._home(log.path)}, {size(log.size)}, {self.probe.summary.lines:,} lines read"
+        text = f"{posixpath.basename(log.path)}, {size(log.size)}, {count(self.probe.summary.lines, 'line')} read"
         self._row("log", text + ("" if log.verified else f"; NOT this attempt's: {log.why}"),
                   style="" if log.verified else "yellow")  # fmt: skip
         for foreign in self.probe.foreign_logs:
@@ -208,6 +211,8 @@ class _Page:
 
     def findings(self) -> None:
         findings, total = self.probe.summary.findings, self.probe.summary.findings_total
+        if total == 1 and self.verdict_.error is not None:
+            return  # it is the failure above
         for number_, finding in enumerate(findings[:FINDINGS]):
             times = f", {finding.count:,} times" if finding.count > 1 else ""
             text = f"{named(finding)} at byte {finding.offset:,}{times}"
@@ -276,5 +281,6 @@ def _event(event: Event) -> str:
         return one_line(f"phase {fields.get('phase')}" + (f" {inner}" if inner and inner != "{}" else ""))
     if event.event == "exception":
         return one_line(f"exception {fields.get('type')}: {fields.get('message')}")
-    said = " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, "", 0, False))
+    told = {name: value for name, value in fields.items() if name != "at" and value not in (None, "", 0, False)}
+    said = " ".join(f"{name}={value}" for name, value in told.items())
     return one_line(f"{event.event} {said}"[:160].rstrip())
