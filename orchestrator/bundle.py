@@ -43,6 +43,10 @@ class Bundle:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hash", bundle_hash(self.entries))
 
+    @property
+    def size(self) -> int:
+        return sum(path.lstat().st_size for path in self.files.values())
+
     def tar(self) -> Iterator[bytes]:
         """The bundle as an uncompressed tar, a piece at a time."""
         buffer = io.BytesIO()

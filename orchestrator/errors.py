@@ -30,6 +30,10 @@ class PreflightError(SpecctlError):
     """Something the run needs is missing on the target; nothing was started."""
 
 
+class PythonError(PreflightError):
+    """The target has no Python there that can run the agent."""
+
+
 class BundleError(SpecctlError):
     """The code could not be bundled or did not arrive whole."""
 

@@ -63,6 +63,11 @@ class WorkPaths:
     def env(self, env_hash: str) -> str:
         return f"{self.workdir}/envs/{env_hash}"
 
+    @property
+    def wheels(self) -> str:
+        """Files of wheelhouses, each under the hash of its content."""
+        return f"{self.workdir}/wheels"
+
     def tmux_socket(self, uid: int) -> str:
         """One tmux server a user: tmux refuses a socket that another user owns."""
         return f"{self.workdir}/tmux-{uid}"
@@ -269,6 +274,10 @@ class ScanState:
     shm_hint_offset: int | None = None
     shapes: list[str] = field(default_factory=list)
     """How step lines look, numbers left out, to tell them from a traceback that was written into the same line."""
+    bar: list[int] = field(default_factory=list)
+    """[position, total] of the newest unfinished frame of a nameless progress bar."""
+    bar_total: int | None = None
+    """Total of the nameless bar that was seen to be the training's, by a loss line between its frames."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

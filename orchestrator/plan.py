@@ -21,11 +21,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator import index, logscan, naming
+from orchestrator import index, logscan, naming, wheelhouse
 from orchestrator.bundle import Bundle, collect
 from orchestrator.errors import ConfigError
 from orchestrator.inventory import HostsFile, Inventory, Target
 from orchestrator.model import RunSpec, make_run_id, slugify
+from orchestrator.wheelhouse import Wheelhouse
 from typedyaml import Model, ProblemAt, Str, TypedYamlError, load
 
 Until = Literal["process", "step"]
@@ -44,6 +45,8 @@ class Request:
     note: str = ""
     source: Path | None = None
     """The project to ship; None ships only the trainer."""
+    wheelhouse: Path | None = None
+    """The folder of wheels that the environment is made from, and from nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,7 @@ class Plan:
     """The interpreter that will run the program; None: the one of the environment below, or none is needed."""
     requirements: list[str]
     """What the environment is made of; empty: nothing is prepared."""
+    wheelhouse: Wheelhouse | None
     secrets: dict[str, str]
     until: Until
     timeout_s: float | None
@@ -118,6 +122,11 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     workdir = [Path(target.workdir).expanduser()] if target.ssh is None and target.vmid is None else []
     bundle = collect(request.source, without=[*workdir, index.folder()])
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
+    house = None
+    if request.wheelhouse is not None:
+        if not requirements:
+            raise _nothing_to_install(target, python)
+        house = wheelhouse.collect(request.wheelhouse)
     argv = request.command or [python or "python", "-m", "trainer", "train", "{config}"]
     slug = request.name or (request.config.stem if request.config and not request.command else naming.name_of(argv))
     env = dict(target.env)
@@ -130,12 +139,21 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         secrets=target.secrets,
         note=request.note, config_path=str(request.config) if request.config else None, config_text=text,
         git_commit=bundle.commit, git_diff=bundle.diff,
-        env_hash=_env_hash(requirements, target.python) if requirements else None,
+        env_hash=_env_hash(requirements, target.python, house) if requirements else None,
         gpus=target.gpus or [], patterns=dict(keys.patterns), specctl_version=importlib.metadata.version("specctl"),
     )  # fmt: skip
     return Plan(
-        target=target, spec=spec, bundle=bundle, python=python, requirements=requirements, secrets=values,
-        until=request.until, timeout_s=request.timeout_s, inputs=inputs,
+        target=target, spec=spec, bundle=bundle, python=python, requirements=requirements,
+        wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
+        inputs=inputs,
+    )  # fmt: skip
+
+
+def _nothing_to_install(target: Target, python: str | None) -> ConfigError:
+    why = f"the program runs on {python} as it is" if python else "the command needs no environment"
+    return ConfigError(
+        f"--wheelhouse is for making an environment, and none is made: {why}", target=target.name,
+        hint="list what to install as requirements: in the file of --config",
     )  # fmt: skip
 
 
@@ -221,6 +239,6 @@ def trainer_requirements() -> list[str]:
     return found
 
 
-def _env_hash(requirements: list[str], python: str | None) -> str:
-    return hashlib.sha256("\n".join([python or "", *sorted(requirements)]).encode()).hexdigest()[:16]
-
+def _env_hash(requirements: list[str], python: str | None, house: Wheelhouse | None) -> str:
+    content = house.content if house else []
+    return hashlib.sha256("\n".join([python or "", *sorted(requirements), *content]).encode()).hexdigest()[:16]

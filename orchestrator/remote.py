@@ -10,16 +10,18 @@ import hashlib
 import importlib.util
 import io
 import json
+import re
 import secrets
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator import errors, frames
+from orchestrator import errors, frames, pythons
 from orchestrator.inventory import Target
 from orchestrator.model import Misfit, from_json
 from orchestrator.transport.base import Completed, Transport
@@ -30,10 +32,13 @@ HERE = Path(__file__).parent
 TRAVELS = ("__init__.py", "model.py", "errors.py", "frames.py", "manifest.py", "logscan", "agent")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0
+UNFIT = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|Unknown option: -I|Fatal Python error)")
+"""What a Python says that is half installed, or no Python 3, before the agent could answer in a frame."""
 READS = ("probe", "logs")
 """Verbs that leave no process and no file behind on the target: they may take a quicker way in."""
 KINDS: dict[str, type[errors.SpecctlError]] = {
     "preflight": errors.PreflightError,
+    "python": errors.PythonError,
     "notfound": errors.NotFound,
     "bundle": errors.BundleError,
     "usage": errors.ConfigError,
@@ -85,6 +90,16 @@ def agent_tar() -> bytes:
     return buffer.getvalue()
 
 
+def agent_zip() -> bytes:
+    """The agent without libtmux, for a look that leaves nothing behind."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(agent_files().items()):
+            if name.startswith("orchestrator/"):
+                archive.writestr(name, content)
+    return buffer.getvalue()
+
+
 @cache
 def boot_source() -> str:
     return (HERE / "agent" / "boot.py").read_text()
@@ -126,6 +141,13 @@ class Agent:
 
     def call(self, verb: str, *, payload: bytes = b"", deadline_s: float = QUICK_S, **fields: Any) -> dict[str, Any]:
         """The final frame of `verb`. Raises what the agent refused, or why it could not be asked."""
+        try:
+            return self._call(verb, payload, deadline_s, fields)
+        except errors.PythonError as error:
+            error.hint = pythons.hint(self.transport, self.target.user)
+            raise
+
+    def _call(self, verb: str, payload: bytes, deadline_s: float, fields: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):
             token = secrets.token_hex(8)
             request = self.request(verb, token, deadline_s, **fields)
@@ -201,12 +223,14 @@ class Agent:
         if explained is not None:
             return explained
         said = (done.stderr + b"\n" + noise).decode("utf-8", "replace").strip().splitlines()
-        if done.exit_code in (126, 127):
-            return errors.PreflightError(
-                f"python3 cannot run there: {said[-1] if said else f'exit code {done.exit_code}'}",
-                target=self.target.name,
-                hint="install it there (apt-get install python3), or name one as `python:` in hosts.yaml",
-            )
+        python = self.target.python or "python3"
+        unfit = next((line for line in said if UNFIT.match(line)), None)
+        if done.exit_code in (126, 127) or (unfit and done.exit_code):
+            why = unfit or (said[-1] if said else f"exit code {done.exit_code}")
+            return errors.PythonError(
+                f"{python} cannot run specctl's agent there: {why}", target=self.target.name,
+                hint="install Python 3.10 or newer there, or name one as `python:` of this target in hosts.yaml",
+            )  # fmt: skip
         code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
         tail = ": " + " / ".join(said[-3:]) if said else ""
         return errors.AgentError(f"the agent gave no answer ({code}){tail}", target=self.target.name)

@@ -4,20 +4,25 @@ This file's text travels as one argument, so it is short, imports nothing of spe
 Python 3.6, if only to say that it is too old. argv: AGENT_HASH WORKDIR USER. stdin: one line of JSON, then payload.
 """
 
+import errno
 import json
 import os
 import sys
 import time
 import zlib
-from typing import BinaryIO, Callable
+from typing import BinaryIO, Callable, Optional, Tuple
 
-READS = ("probe", "show", "logs", "stop")
+READS = ("probe", "show", "logs", "stop", "survey")
+FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
+"""Where a launch writes: below the workdir, each belongs to whoever came first."""
+CHOOSE = "choose another `workdir:` in hosts.yaml"
 
 
 def boot(agent: str, workdir: str, user: str) -> int:
     stdin = sys.stdin.buffer
     line = stdin.readline()
     request = json.loads(line.decode("ascii"))
+    reads = request["verb"] in READS
 
     def answer(**payload: object) -> int:
         body = json.dumps(payload, separators=(",", ":")).encode("ascii")
@@ -26,49 +31,55 @@ def boot(agent: str, workdir: str, user: str) -> int:
         sys.stdout.buffer.flush()
         return 0
 
-    def refuse(kind: str, message: str, hint: str = "") -> int:
+    def refuse(kind: str, message: str, hint: Optional[str] = None) -> int:
         return answer(final=True, error={"kind": kind, "message": message, "hint": hint or None})
 
     if sys.version_info < (3, 10):
-        have = "%d.%d" % sys.version_info[:2]
-        return refuse("preflight", "python3 is %s there; specctl's agent needs 3.10 or newer" % have,
-                      "install a newer Python and name it as `python:` of this target in hosts.yaml")
+        have = "%s there is Python %d.%d" % (sys.executable or "python3", sys.version_info[0], sys.version_info[1])
+        return refuse("python", have + "; specctl's agent needs 3.10 or newer")
     if request.get("scrub"):  # `pct exec` hands over the node's environment, which is not this container's
         import pwd
 
         os.environ.clear()
         os.environ.update(PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", LANG="C.UTF-8")
         os.environ["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
+        os.umask(0o022)
     if user and os.geteuid() == 0:
         import pwd
 
         try:
-            who = pwd.getpwnam(user)
+            who = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
         except KeyError:
             return refuse("preflight", "there is no user %r on the target" % user,
                           "create it there, or change `user:` in hosts.yaml")
-        os.environ.update(HOME=who.pw_dir, USER=user, LOGNAME=user, SHELL=who.pw_shell or "/bin/sh")
-        workdir = os.path.expanduser(workdir)
-        if not os.path.isdir(workdir) and request["verb"] not in READS:
-            try:
-                os.makedirs(workdir)
-                os.chown(workdir, who.pw_uid, who.pw_gid)
-            except OSError:
-                pass  # the user may still be able to make it; if not, the error below is the true one
-        os.initgroups(user, who.pw_gid)
+        if workdir.startswith("~") and not os.path.isdir(who.pw_dir) and not reads:
+            return refuse("preflight", "%s has no home directory there (%s)" % (who.pw_name, who.pw_dir),
+                          "name an absolute `workdir:` in hosts.yaml")
+        os.environ.update(HOME=who.pw_dir, USER=who.pw_name, LOGNAME=who.pw_name, SHELL=who.pw_shell or "/bin/sh")
+        if not reads:
+            make_room(os.path.abspath(os.path.expanduser(workdir)), who.pw_uid, who.pw_gid)
+        os.initgroups(who.pw_name, who.pw_gid)
         os.setgid(who.pw_gid)
         os.setuid(who.pw_uid)
+        os.umask(0o022)
+        os.chdir("/")  # where root was may be closed to this user
     elif user:
         import pwd
 
-        if pwd.getpwuid(os.geteuid()).pw_name != user:
+        try:
+            name = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            name = ""
+        if user not in (name, str(os.geteuid())):
             return refuse("preflight", "only root can run as another user, and %r is asked for" % user,
                           "log in as root or as that user, or drop `user:` in hosts.yaml")
     # A run that itself calls specctl must not lend its mark to the tmux server that its child run may start.
     for name in ("SPECCTL_RUN_ID", "SPECCTL_RUN_DIR", "SPECCTL_ATTEMPT", "SPECCTL_NONCE"):
         os.environ.pop(name, None)
     workdir = os.path.abspath(os.path.expanduser(workdir))
-    if request["verb"] in READS:
+    if request["verb"] == "survey":
+        return survey(stdin, request, workdir, refuse)
+    if reads:
         # To look at a target leaves nothing there: without a workdir there is no run, and none is made to say so.
         try:
             os.stat(workdir)
@@ -77,14 +88,102 @@ def boot(agent: str, workdir: str, user: str) -> int:
                           gpus_error=None)
         except OSError as error:
             return refuse("preflight", "the workdir cannot be looked into: %s" % error)
+    else:
+        problem = unusable(workdir)
+        if problem:
+            return refuse("preflight", *problem)
     home = os.path.join(workdir, "agents", agent)
     if request["verb"] == "install":
         return install(stdin, request, home, answer, refuse)
     if not os.path.isdir(home):
         return answer(final=True, missing="agent")
     sys.path.insert(0, home)
-    from orchestrator.agent.main import main
+    try:
+        from orchestrator.agent.main import main
+    except (ImportError, SyntaxError, ValueError) as error:
+        lacking = getattr(error, "name", None) or "orchestrator"
+        if lacking.split(".")[0] not in ("orchestrator", "libtmux"):
+            return refuse("python", "%s there has no module %s: it is not a whole Python" % (sys.executable, lacking))
+        broken = "%s.%d.broken" % (home, os.getpid())  # a cleaner or a crash has been at it: it is sent again
+        try:
+            os.rename(home, broken)
+        except OSError:
+            return refuse("preflight", "specctl's agent in %s is damaged and cannot be replaced: %s" % (home, error))
+        import shutil
 
+        shutil.rmtree(broken, ignore_errors=True)
+        return answer(final=True, missing="agent")
+    return main(request, stdin, workdir)
+
+
+def make_room(workdir: str, uid: int, gid: int) -> None:
+    """Makes, as root and for the user, the first missing folder of the workdir where only root may make one."""
+    missing = workdir
+    while not os.path.lexists(os.path.dirname(missing)):
+        missing = os.path.dirname(missing)
+    if os.path.lexists(missing):
+        return
+    os.setegid(gid)
+    os.seteuid(uid)
+    may = os.access(os.path.dirname(missing), os.W_OK | os.X_OK, effective_ids=True)
+    os.seteuid(0)
+    os.setegid(0)
+    if not may:  # else it makes its own, below: root must not make folders where another user can swap them for links
+        try:
+            os.mkdir(missing, 0o755)
+            os.chown(missing, uid, gid)
+        except OSError:
+            pass  # the user will be told why it cannot be had
+
+
+def unusable(workdir: str) -> Optional[Tuple[str, str]]:
+    """Why this user cannot launch in the workdir, and what to do about it; None when nothing speaks against it."""
+    try:
+        os.makedirs(workdir, exist_ok=True)
+        for folder in FOLDERS:
+            path = os.path.join(workdir, folder).rstrip("/")
+            if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK):
+                if os.statvfs(path).f_flag & os.ST_RDONLY:
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+                owner, me = name_of(os.stat(path).st_uid), name_of(os.geteuid())
+                hint = "give %s a `workdir:` of its own in hosts.yaml, or there: chown -R %s %s" % (me, me, workdir)
+                return "%s belongs to %s, and %s cannot write there" % (path, owner, me), hint
+    except OSError as error:
+        return cannot_write(workdir, error)
+    return None
+
+
+def cannot_write(workdir: str, error: OSError) -> Tuple[str, str]:
+    where = "the workdir %s" % workdir
+    if error.errno == errno.EROFS:
+        return "%s is on a read-only file system" % where, CHOOSE
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "%s is full (%s)" % (where, error.strerror), "make room there, or " + CHOOSE
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return "%s cannot be made: %s is not a directory" % (where, error.filename or workdir), CHOOSE
+    named = ": %s" % error.filename if error.filename else ""
+    return "%s cannot be written by %s%s: %s" % (where, name_of(os.geteuid()), named, error.strerror), CHOOSE
+
+
+def name_of(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "uid %d" % uid
+
+
+def survey(stdin: BinaryIO, request: dict, workdir: str, refuse: Callable[..., int]) -> int:  # type: ignore[type-arg]
+    """The agent came along as a zip: to ask what a target has leaves nothing there, not even itself."""
+    try:
+        fd = os.memfd_create("specctl-agent")
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(stdin.read(request["size"]))
+        sys.path.insert(0, "/proc/self/fd/%d" % fd)
+        from orchestrator.agent.main import main
+    except (OSError, ImportError) as error:
+        return refuse("python", "%s there cannot run specctl's agent: %s" % (sys.executable, error))
     return main(request, stdin, workdir)
 
 
@@ -112,8 +211,7 @@ def install(stdin: BinaryIO, request: dict, home: str, answer: Callable[..., int
             shutil.rmtree(aside)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        return refuse("preflight", "the workdir cannot be written: %s" % error,
-                      "choose another `workdir:` in hosts.yaml, or make room there")
+        return refuse("preflight", *cannot_write(os.path.dirname(os.path.dirname(home)), error))
     return answer(final=True, installed=home)
 
 

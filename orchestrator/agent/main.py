@@ -6,6 +6,7 @@ when it is asked for, so that a probe never pays for libtmux.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 from orchestrator import frames
 from orchestrator.model import WorkPaths
 
-VERBS = ("probe", "show", "put", "prepare", "start", "logs", "stop")
+VERBS = ("probe", "show", "survey", "put", "wheels", "prepare", "start", "logs", "stop")
 
 
 class Refusal(Exception):
@@ -61,22 +62,27 @@ def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
     except Refusal as refusal:
         emit({"final": True, "error": {"kind": refusal.kind, "message": refusal.message, "hint": refusal.hint}})
     except OSError as error:
-        emit({"final": True, "error": {"kind": "preflight", "message": _describe(error), "hint": _os_hint(error)}})
+        emit({"final": True, "error": {"kind": "preflight", "message": describe(error), "hint": hint_of(error)}})
     except Exception:
         emit({"final": True, "error": {"kind": "bug", "message": traceback.format_exc(), "hint": None}})
     return 0
 
 
-def _describe(error: OSError) -> str:
+def describe(error: OSError) -> str:
+    """Where, and the system's own words; of the many that `shutil` collects, the first."""
+    if error.errno is None and error.args and isinstance(error.args[0], list) and error.args[0]:
+        source, destination, why = error.args[0][0]
+        return f"{destination or source}: {why}"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{os.strerror(error.errno) if error.errno else error}"
 
 
-def _os_hint(error: OSError) -> str | None:
-    import errno
-
-    return {
+def hint_of(error: OSError) -> str | None:
+    text = describe(error)
+    hints = {
         errno.ENOSPC: "make room in the target's workdir",
+        errno.EDQUOT: "make room in the target's workdir, or have the quota raised",
         errno.EROFS: "the workdir is read-only there: choose another `workdir:` in hosts.yaml",
         errno.EACCES: "check who owns the workdir there, and `user:` in hosts.yaml",
-    }.get(error.errno or 0)
+    }
+    return next((hint for number, hint in hints.items() if error.errno == number or os.strerror(number) in text), None)

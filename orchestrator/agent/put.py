@@ -1,6 +1,7 @@
 """`put`: a bundle arrives as a tar on stdin, and stands under its hash only if that is its hash.
 
-Without a payload it answers whether the bundle is there, so that nothing travels twice.
+With `ask` it looks whether a launch can live here at all (`place.py`), and what is there already, so that nothing
+travels twice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import tarfile
 
+from orchestrator.agent import place, prepare
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.manifest import Entry, bundle_hash
 
@@ -20,7 +22,12 @@ def run(call: Call) -> None:
     wanted = str(call.request["bundle"])
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
-        call.emit({"final": True, "present": os.path.exists(os.path.join(home, COMPLETE))})
+        place.check(call)
+        env = call.request.get("env_hash")
+        call.emit({
+            "final": True, "present": os.path.exists(os.path.join(home, COMPLETE)),
+            "env": env is None or prepare.is_made(call.paths.env(str(env))),
+        })  # fmt: skip
         return
     aside = f"{home}.{os.getpid()}.tmp"
     shutil.rmtree(aside, ignore_errors=True)

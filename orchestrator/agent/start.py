@@ -6,25 +6,21 @@ lock file, not tmux's name check, decides who is first: a second tmux server wou
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
-import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 
-from orchestrator.agent import files, put, records, system
-from orchestrator.agent.main import Call, Refusal
+from orchestrator.agent import files, put, records, system, tmux
+from orchestrator.agent.main import Call, Refusal, describe, hint_of
 from orchestrator.model import SCHEMA_VERSION, ExitRecord, RunPaths, RunSpec, from_json, is_run_id, to_json
 
 SESSION_S = 10.0
 """How long the supervisor may take to open the log and spawn the program."""
-SOCKET_BYTES = 107
-"""The longest path of a Unix socket."""
-OLDEST_TMUX = (3, 2)
 
 
 def run(call: Call) -> None:
@@ -37,14 +33,16 @@ def run(call: Call) -> None:
     os.makedirs(paths.root, mode=0o700, exist_ok=True)
     with open(paths.start_lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        adopted = _record(call, spec, paths)
+        try:
+            adopted = _record(call, spec, paths)
+        except OSError:
+            if not os.path.lexists(paths.record):
+                shutil.rmtree(paths.root, ignore_errors=True)
+            raise
         if records.supervisor(paths) is None and records.exit_record(paths) is None:
             why = call.request.get("refused") or _begin(call, spec, paths)
             if why is not None:
-                files.claim(paths.claim, "start")
-                _forget(paths.env)
-                ending = ExitRecord(at=time.time(), never_started=why, nonce=spec.nonce)
-                files.create_json(paths.exit, to_json(ending))
+                _never_started(spec, paths, why)
     ended = records.exit_record(paths)
     call.emit({
         "final": True, "adopted": adopted, "root": paths.root, "log": paths.log(1), "session": spec.run_id,
@@ -52,61 +50,34 @@ def run(call: Call) -> None:
     })  # fmt: skip
 
 
-def _forget(path: str) -> None:
-    """The environment of a program that will not be started may hold secrets."""
+def _never_started(spec: RunSpec, paths: RunPaths, why: str) -> None:
+    """Records why. What was laid out goes first: it may hold secrets, and on a full disk its room is needed. Raises
+    `Refusal`, and leaves nothing, when there is no room even so."""
+    shutil.rmtree(paths.code, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(paths.env)
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        files.claim(paths.claim, "start")
+        ending = ExitRecord(at=time.time(), never_started=why, nonce=spec.nonce)
+        files.create_json(paths.exit, to_json(ending))
+    except OSError as error:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise Refusal("preflight", f"{why}; nothing was started, and no record kept", hint_of(error)) from error
 
 
 def _begin(call: Call, spec: RunSpec, paths: RunPaths) -> str | None:
     """From the record to the session; why that could not be done, or None."""
     try:
-        tmux, socket = find_tmux(), find_socket(call)
+        found, socket = tmux.find(), tmux.socket_of(call.paths)
         bundle = call.paths.bundle(spec.bundle)
         put.verify(bundle, spec.bundle)
         _lay_out(call, spec, paths, bundle)
-        _session(tmux, socket, spec, paths)
+        _session(found, socket, spec, paths)
     except Refusal as refusal:
         return f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
     except OSError as error:
-        return f"{error.filename or ''}: {os.strerror(error.errno or 0)}"
+        return describe(error)
     return None
-
-
-def find_socket(call: Call) -> str:
-    """Where the tmux server of this user and workdir listens; raises `Refusal` if no socket can be there."""
-    socket = call.paths.tmux_socket(os.geteuid())
-    if len(socket.encode()) > SOCKET_BYTES:
-        raise Refusal(
-            "preflight",
-            f"the workdir's path is too long for a tmux socket: {socket} has {len(socket.encode())} bytes, "
-            f"{SOCKET_BYTES} are possible",
-            "choose a shorter `workdir:` in hosts.yaml",
-        )
-    return socket
-
-
-def find_tmux() -> str:
-    """A tmux that is new enough; raises `Refusal`."""
-    tmux = system.which("tmux")
-    if tmux is None:
-        raise Refusal(
-            "preflight", f"tmux not found (searched {system.search_path()})", "install it there: apt-get install tmux"
-        )
-    text = tmux_version(tmux)
-    number = re.search(r"(\d+)\.(\d+)", text)
-    if number and (int(number[1]), int(number[2])) < OLDEST_TMUX:
-        raise Refusal("preflight", f"{text} is too old there; specctl needs tmux 3.2 or newer")
-    return tmux
-
-
-def tmux_version(tmux: str | None) -> str:
-    if tmux is None:
-        return "none"
-    done = subprocess.run([tmux, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def _record(call: Call, spec: RunSpec, paths: RunPaths) -> bool:
@@ -117,7 +88,7 @@ def _record(call: Call, spec: RunSpec, paths: RunPaths) -> bool:
             raise Refusal("preflight", f"run id {spec.run_id} is taken by another launch", "launch again")
         return True
     versions = {
-        "python": platform.python_version(), "tmux": tmux_version(system.which("tmux")), "kernel": platform.release(),
+        "python": platform.python_version(), "tmux": tmux.version(), "kernel": platform.release(),
         "specctl": spec.specctl_version,
     }  # fmt: skip
     files.create_json(
@@ -173,17 +144,17 @@ def _environ(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[st
     return environ
 
 
-def _session(tmux: str, socket: str, spec: RunSpec, paths: RunPaths) -> None:
+def _session(found: tmux.Tmux, socket: str, spec: RunSpec, paths: RunPaths) -> None:
     """Starts the supervisor as the command of a tmux session of the run's exact name, and waits for its record."""
     # The server keeps the environment of whoever starts it, for all later sessions: give it a plain one. libtmux reads
     # its separator when it is imported; the default is not ASCII, and a client without a UTF-8 locale mangles it.
     keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME") if name in os.environ}
     os.environ.clear()
-    os.environ.update(keep, PATH=os.pathsep.join(system.PATH), LC_ALL="C.UTF-8", SHELL="/bin/sh", TERM="screen")
+    os.environ.update(keep, PATH=os.pathsep.join(system.PATH), LC_ALL=found.locale, SHELL="/bin/sh", TERM="screen")
     os.environ["LIBTMUX_TMUX_FORMAT_SEPARATOR"] = "|+|"
     import libtmux
 
-    server = libtmux.Server(socket_path=socket, config_file="/dev/null", tmux_bin=tmux)
+    server = libtmux.Server(socket_path=socket, config_file="/dev/null", tmux_bin=found.program)
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     entry = (
         f"import sys; sys.path.insert(0, {home!r}); from orchestrator.agent.supervise import main; "

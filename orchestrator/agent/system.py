@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import shutil
@@ -23,12 +24,35 @@ def search_path() -> str:
 
 def base_environ(*, scrub: bool) -> dict[str, str]:
     """The environment a program starts from. `scrub`: forget everything inherited (it is the node's, not ours)."""
-    who = pwd.getpwuid(os.geteuid())
+    who = account()
     environ = {} if scrub else {name: value for name, value in os.environ.items() if name not in LEAKED}
     environ.setdefault("LANG", "C.UTF-8")
     environ.update(PATH=os.pathsep.join(PATH) if scrub else search_path(), HOME=who.pw_dir, USER=who.pw_name)
     environ.update(LOGNAME=who.pw_name, SHELL=who.pw_shell or "/bin/sh")
     return environ
+
+
+def account() -> pwd.struct_passwd:
+    """Who this is; a uid that nothing knows has its number for a name, and the home it was given."""
+    try:
+        return pwd.getpwuid(os.geteuid())
+    except KeyError:
+        home = os.environ.get("HOME") or "/"
+        return pwd.struct_passwd((str(os.geteuid()), "x", os.geteuid(), os.getegid(), "", home, "/bin/sh"))
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group_of(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"
 
 
 def which(program: str) -> str | None:

@@ -81,7 +81,7 @@ def _option_first(args: list[str], option: str) -> bool:
 
 def _words_of_a_command(args: list[str]) -> list[str]:
     """From the first word that is neither an option nor an option's value: where a forgotten `--` was meant."""
-    valued = {"--config", "--name", "--until", "--timeout", "--note", "--source", "--inventory"}
+    valued = {"--config", "--name", "--until", "--timeout", "--note", "--source", "--wheelhouse", "--inventory"}
     at = 0
     while at < len(args) and args[at].startswith("-"):
         at += 2 if args[at] in valued else 1
@@ -111,6 +111,10 @@ def launch(
         Path | None, typer.Option(metavar="DIR", help="The project to ship.  [the current directory]")
     ] = None,
     no_source: Annotated[bool, typer.Option("--no-source", help="Ship no project, only the trainer.")] = False,
+    wheelhouse: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make the environment from this folder of wheels, where there is no network."),
+    ] = None,
     json: JsonOption = False,
     inventory: InventoryOption = None,
 ) -> None:
@@ -123,6 +127,7 @@ def launch(
         request = planning.Request(
             target=target, config=config, command=ctx.meta.get(COMMAND, []), name=name, until=until.value,
             timeout_s=timeout, note=note, source=None if no_source else (source or Path.cwd()),
+            wheelhouse=wheelhouse,
         )  # fmt: skip
         planned = planning.plan(request, fleet.inventory)
         if plan:

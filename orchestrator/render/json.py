@@ -38,6 +38,7 @@ def of_plan(plan: Plan) -> dict[str, Any]:
         None, plan=True, run_id=spec.run_id, target=plan.target.name, place=plan.target.place,
         workdir=plan.target.workdir, argv=spec.argv, bundle=plan.bundle.hash, files=sorted(plan.bundle.files),
         git_commit=spec.git_commit, dirty=bool(spec.git_diff), python=plan.python, requirements=plan.requirements,
+        wheelhouse=[wheel.name for wheel in plan.wheelhouse.wheels] if plan.wheelhouse else None,
         env=spec.env, secrets=spec.secrets, until=plan.until,
     )  # fmt: skip
 

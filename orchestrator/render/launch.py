@@ -179,6 +179,8 @@ def show_plan(console: Console, plan: Plan) -> None:
         source += f", git {bundle.commit[:12]}" + (" with uncommitted changes" if bundle.diff else "")
     if plan.requirements:
         environment = f"env {spec.env_hash}, made if it is not there from: {', '.join(plan.requirements)}"
+        if house := plan.wheelhouse:
+            environment += f"; out of {house.shown} alone ({count(len(house.wheels), 'file')}, {size(house.size)})"
     else:
         environment = plan.python or "nothing is prepared"
     config = "-"

@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchestrator import health, index
+from orchestrator import health, index, wheelhouse
 from orchestrator.bundle import Bundle
 from orchestrator.errors import AgentError, BundleError, NotFound, PreflightError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, to_json
 from orchestrator.plan import Plan
 from orchestrator.remote import QUICK_S, Agent, understood
+from orchestrator.wheelhouse import Wheelhouse
 
 TIMEOUT_S = 600.0
 COMPILE_S = 1800.0
@@ -27,6 +28,7 @@ SLOW_S = 5.0
 """How long after its first step a run may take to show a second one before the first is taken as proof enough."""
 POLL_S = 0.3
 PREPARE_S = 3600.0
+WHEELS_S = 6 * 3600.0
 TAIL_LINES = 15
 
 
@@ -71,13 +73,17 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     # Before anything can fail: after a launch that never got far, @last must not mean the one before.
     index.add(index.Launch(run_id=spec.run_id, target=plan.target.name))
     watcher.step(f"connecting to {plan.target.name}")
-    present = agent.call("put", bundle=spec.bundle, ask=True)["present"]
+    there = agent.call(
+        "put", bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, bytes=plan.bundle.size
+    )
     refused = None
     try:
-        if not present:
+        if not there["present"]:
             watcher.step(f"sending the code: bundle {spec.bundle}, {len(plan.bundle.files)} files")
             _send(agent, plan.bundle)
-        if plan.requirements:
+        if not there["env"]:
+            if plan.wheelhouse is not None:
+                _send_wheels(agent, plan.wheelhouse, watcher)
             _prepare(agent, plan, watcher)
     except (PreflightError, BundleError) as error:
         # It leaves a record, too: a launch that failed must be found where its run would have been.
@@ -103,11 +109,44 @@ def _send(agent: Agent, bundle: Bundle) -> None:
             pass
 
 
+def _send_wheels(agent: Agent, house: Wheelhouse, watcher: Watcher) -> None:
+    """Sends the files that are not there yet, and tells how far it is by what has arrived."""
+    missing: list[str] = []
+    with agent.stream("wheels", deadline_s=WHEELS_S, idle_s=120.0, wheels=house.listing(), ask=True) as frames:
+        for frame in frames:
+            if name := frame.get("checking"):
+                watcher.output(f"wheelhouse: looking at {name}, which is there already")
+            missing = frame.get("missing_wheels", missing)
+    wheels = [wheel for wheel in house.wheels if wheel.name in missing]
+    total = sum(wheel.size for wheel in wheels)
+    there = len(house.wheels) - len(wheels)
+    watcher.step(
+        f"wheelhouse {house.shown}: sending {len(wheels)} of {len(house.wheels)} files, {total / (1 << 20):,.1f} MiB"
+        + (f"; {there} there already" if there else "")
+    )
+    if not wheels:
+        return
+    listing = [(wheel.name, wheel.sha256, wheel.size) for wheel in wheels]
+    begun = time.monotonic()
+    with agent.stream(
+        "wheels", payload=wheelhouse.tar(wheels), deadline_s=WHEELS_S, idle_s=120.0, wheels=listing
+    ) as frames:
+        for frame in frames:
+            if name := frame.get("receiving"):
+                arrived, spent_s = int(frame["received"]), time.monotonic() - begun
+                watcher.output(
+                    f"wheelhouse: {arrived / (1 << 20):,.0f} of {total / (1 << 20):,.0f} MiB, "
+                    f"{arrived / (1 << 20) / max(spent_s, 0.01):,.0f} MiB/s  {name}"
+                )
+
+
 def _prepare(agent: Agent, plan: Plan, watcher: Watcher) -> None:
     watcher.step(f"environment {plan.spec.env_hash}: {', '.join(plan.requirements)}")
     with agent.stream(
         "prepare", deadline_s=PREPARE_S, idle_s=900.0, env_hash=plan.spec.env_hash, requirements=plan.requirements,
         python=plan.target.python,
+        wheels=plan.wheelhouse.listing() if plan.wheelhouse else None,
+        wheelhouse=plan.wheelhouse.shown if plan.wheelhouse else None,
     ) as frames:  # fmt: skip
         for frame in frames:
             if step := frame.get("step"):

@@ -1,0 +1,112 @@
+"""Whether a launch can live here: asked first, before anything is sent, so that a refusal leaves nothing behind.
+
+What it tells is found by doing it: a file is written and synced, a link and a socket are made, tmux is started, the
+GPUs' device files are opened by the user who will run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+
+from orchestrator.agent import system, tmux
+from orchestrator.agent.main import Call, Refusal, describe, hint_of
+
+MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
+"""What the agent needs of the standard library, beyond what `boot.py` has shown to be there."""
+PROBE_BYTES = 64 << 10
+SPARE_BYTES = 4 << 20
+"""Room for the records of a run."""
+
+
+def check(call: Call) -> None:
+    """Raises `Refusal` with the first reason why a launch cannot work here."""
+    _python()
+    room(call.paths.workdir, int(call.request.get("bytes") or 0))
+    _file_system(call)
+    tmux.find()
+    tmux.socket_of(call.paths)
+    _gpus([int(number) for number in call.request.get("gpus") or []])
+
+
+def _python() -> None:
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise Refusal("python", f"{sys.executable} there has no module {name} ({error})") from error
+
+
+def room(workdir: str, wanted: int) -> None:
+    """Raises `Refusal` when `wanted` bytes and a run's records have no room in the workdir."""
+    there = os.statvfs(workdir)
+    free = there.f_bavail * there.f_frsize
+    if free < wanted + SPARE_BYTES:
+        raise Refusal(
+            "preflight",
+            f"the workdir {workdir} has {free >> 20} MiB free, and {(wanted + SPARE_BYTES) >> 20} MiB are needed",
+            "make room there, or choose another `workdir:` in hosts.yaml",
+        )
+    if there.f_files and not there.f_favail:
+        raise Refusal("preflight", f"the file system of the workdir {workdir} has no free inodes",
+                      "remove files there, or choose another `workdir:` in hosts.yaml")  # fmt: skip
+
+
+def _file_system(call: Call) -> None:
+    """Raises `Refusal` when the workdir's file system cannot do what the records of a run rest on."""
+    doing, folder = "written", None
+    try:
+        folder = tempfile.mkdtemp(prefix=".check-", dir=call.paths.workdir)
+        with open(os.path.join(folder, "file"), "wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+            doing = "locked"
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        doing = "given a second name (a hard link)"
+        os.link(os.path.join(folder, "file"), os.path.join(folder, "link"))
+        doing = "linked (a symbolic link)"
+        os.symlink("file", os.path.join(folder, "symlink"))
+        doing = "made a socket, for tmux,"
+        before = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.chdir(folder)
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind("socket")
+        finally:
+            os.fchdir(before)
+            os.close(before)
+    except OSError as error:
+        raise Refusal(
+            "preflight", f"in the workdir {call.paths.workdir} a file cannot be {doing}: {describe(error)}",
+            hint_of(error) or "choose a `workdir:` on a local disk of the target in hosts.yaml",
+        ) from error  # fmt: skip
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _gpus(wanted: list[int]) -> None:
+    """Raises `Refusal` when a declared GPU is there, and not for this user: root sees it, and the run would not."""
+    for number in wanted:
+        path = f"/dev/nvidia{number}"
+        try:
+            seen = os.stat(path)
+        except OSError:
+            continue  # what is missing altogether the program says, and the ladder
+        if not stat.S_ISCHR(seen.st_mode) or os.access(path, os.R_OK | os.W_OK):
+            continue
+        who = system.name_of(os.geteuid())
+        raise Refusal(
+            "preflight",
+            f"GPU {number} is declared in `gpus:`, but {who} cannot open {path}: it belongs to "
+            f"{system.name_of(seen.st_uid)}:{system.group_of(seen.st_gid)}, mode {stat.S_IMODE(seen.st_mode):04o}",
+            f"let {who} in: mode 0666 for the device on the node (its gid= or mode= in the container's dev entry), or "
+            "in an unprivileged container a mapping of its group",
+        )  # fmt: skip
