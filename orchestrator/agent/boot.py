@@ -12,7 +12,7 @@ import time
 import zlib
 from typing import BinaryIO, Callable, Optional, Tuple
 
-READS = ("probe", "show", "logs", "stop", "survey")
+READS = ("probe", "show", "logs", "stop", "survey", "send")
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""
 CHOOSE = "choose another `workdir:` in hosts.yaml"

@@ -10,7 +10,7 @@ from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, ls, show, status, stop
+from orchestrator.verbs import launch, logs, ls, pull, push, show, status, stop
 
 
 def text(value: dict[str, Any]) -> str:
@@ -133,3 +133,27 @@ def of_show(result: show.Result) -> dict[str, Any]:
         evidence=[to_json(item) for item in result.evidence], missing=result.missing, nonce=probe.nonce,
         argv=probe.argv, probe=to_json(probe), **to_json(shown),
     )  # fmt: skip
+
+
+def of_push(result: push.Result) -> dict[str, Any]:
+    return _envelope(
+        None, target=result.target.name, source=result.source, destination=result.destination, files=result.files,
+        same=result.same, total_files=result.total_files, total_bytes=result.total_bytes,
+        sent_bytes=result.sent_bytes, resumed_bytes=result.resumed_bytes, took_s=result.took_s, sha256=result.sha256,
+        failed=_paths(result.failed), left_out=_paths(result.left_out), verified=not result.failed,
+    )  # fmt: skip
+
+
+def of_pull(result: pull.Result) -> dict[str, Any]:
+    return _envelope(
+        None, run_id=result.run_id, target=result.target.name, state=result.state, source=result.source,
+        destination=result.destination, items=[to_json(item) for item in result.items],
+        checkpoint=result.checkpoint, files=result.files, same=result.same, total_files=result.total_files,
+        total_bytes=result.total_bytes, pulled_bytes=result.got_bytes, resumed_bytes=result.resumed_bytes,
+        took_s=result.took_s, sha256=result.sha256, failed=_paths(result.failed), left_out=_paths(result.left_out),
+        verified=not result.failed,
+    )  # fmt: skip
+
+
+def _paths(found: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"path": path, "why": why} for path, why in found]
