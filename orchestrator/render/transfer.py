@@ -1,0 +1,134 @@
+"""How a push and a pull look: a bar that moves on a terminal, a line now and then elsewhere, and what was done."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
+
+from orchestrator.agent.tree import shown
+from orchestrator.render.text import count, line, size
+from orchestrator.verbs import pull, push
+
+NEWS_S = 5.0
+LISTED = 10
+
+
+class Moving:
+    """A `push.Watcher` that prints. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Progress | None = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("[cyan]{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+                TransferSpeedColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.fields[files]}"),
+            )  # fmt: skip
+            self._live = Progress(*columns, console=console, transient=True)
+        self._task = self._live.add_task("", visible=False, files="") if self._live else None
+        self._doing = ""
+        self._files = self._size = 0
+        self.done_files = self.done_size = 0
+        self._began = self._told_at = time.monotonic()
+
+    def __enter__(self) -> Moving:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        line(self.console, text, first=0, style="dim")
+
+    def begin(self, doing: str, files: int, size: int) -> None:
+        self._doing, self._files, self._size = doing, files, size
+        self.done_files = self.done_size = 0
+        self._began = self._told_at = time.monotonic()
+        if self._live and self._task is not None:
+            self._live.reset(self._task, total=size, description=doing, visible=True, files=count(files, "file"))
+
+    def at(self, files: int | None, size: int) -> None:
+        self.done_size = size
+        if files is not None:
+            self.done_files = files
+        if self._live and self._task is not None:
+            of = f"{self.done_files:,} of {count(self._files, 'file')}" if files is not None else ""
+            self._live.update(self._task, completed=size, files=of)
+        elif time.monotonic() - self._told_at >= NEWS_S:
+            self._told_at = time.monotonic()
+            self.note(self.far())
+
+    def far(self) -> str:
+        """How far it is, in words."""
+        text = f"{self._doing}: {size(self.done_size)} of {size(self._size)}"
+        if self.done_files:
+            text += f", {self.done_files:,} of {count(self._files, 'file')}"
+        took_s = time.monotonic() - self._began
+        if self.done_size and took_s > 1:
+            rate = self.done_size / took_s
+            left_s = max(0.0, (self._size - self.done_size) / rate)
+            text += f", {size(int(rate))}/s, about {left_s:.0f} s left"
+        return text
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._doing)
+
+
+def show_push(console: Console, result: push.Result) -> None:
+    where = f"{result.target.name}:{shown(result.destination)}"
+    _show(console, f"{where}: ", "sent", result.files, result.same, result.sent_bytes, result)
+
+
+def about_to_pull(console: Console, result: pull.Result) -> None:
+    """What comes, before it does."""
+    total = f"{count(result.total_files, 'file')}, {size(result.total_bytes)}"
+    line(console, f"{result.run_id} on {result.target.name} is {result.state}; pulling {total}:", first=0)
+    if result.chosen:
+        width = max(len(shown(item.path)) for item in result.items)
+        for item in result.items:
+            text = f"{shown(item.path):<{width}}  {size(item.size):>9}"
+            if item.path == f"checkpoints/step-{result.checkpoint}":
+                text += f"  the newest of {count(result.checkpoints, 'whole checkpoint')}"
+            line(console, text)
+        if result.checkpoint is None:
+            line(console, f"no whole checkpoint is in it; what else there is: specctl pull {result.run_id} PATH")
+        if result.broken:
+            steps = ", ".join(f"step-{step}" for step in result.broken)
+            line(console, f"not whole, and left there: {steps}", style="yellow")
+    else:
+        line(console, shown(result.source))
+
+
+def show_pull(console: Console, result: pull.Result) -> None:
+    _show(console, f"{shown(result.destination)}: ", "pulled", result.files, result.same, result.got_bytes, result)
+
+
+def _show(
+    console: Console, where: str, did: str, files: int, same: int, moved: int, result: push.Result | pull.Result
+) -> None:  # fmt: skip
+    text = f"{did} {count(files, 'file')}, {size(moved)} in {result.took_s:.1f} s"
+    if moved and result.took_s > 1:
+        text += f" ({size(int(moved / result.took_s))}/s)"
+    if same:
+        text += f"; {same:,} {'was' if same == 1 else 'were'} there already"
+    if result.resumed_bytes:
+        text += f"; went on after {size(result.resumed_bytes)}"
+    hashes = [result.sha256] if isinstance(result.sha256, str) else list((result.sha256 or {}).values())
+    if files or same:
+        single = len(hashes) == 1 and result.total_files == 1
+        text += f"; sha256 {hashes[0]} on both sides" if single else "; every sha256 agrees on both sides"
+    word, style = ("NOT WHOLE", "bold red") if result.failed else ("ok", "green")
+    line(console, Text.assemble((word, style), " ", where, text), first=0)
+    for title, found in (("failed", result.failed), ("left out", result.left_out)):
+        for path, why in found[:LISTED]:
+            line(console, f"{title}: {shown(path) if path else 'the source itself'}: {why}", style="yellow")
+        if len(found) > LISTED:
+            line(console, f"{title}: {len(found) - LISTED:,} more; all of them with --json", style="yellow")
