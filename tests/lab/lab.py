@@ -40,6 +40,7 @@ TOOLS = {  # what must be there -> the Debian package it comes from
     "mmdebstrap": "mmdebstrap",
     "newuidmap": "uidmap",
     "sudo": "sudo",
+    "fish": "fish",
     "ip": "iproute2",
     "/usr/bin/python3": "python3",
 }

@@ -14,7 +14,7 @@ def attach(vmid, keep_env, command, env):
     env = {name: value for name, value in env.items() if name not in (b"SSL_CERT_FILE", b"SSL_CERT_DIR")}
     env[b"PATH"] = b"/sbin:/bin:/usr/sbin:/usr/bin"
     flag = b"--keep-env" if keep_env else b"--clear-env"
-    os.execve("/usr/bin/lxc-attach", [b"lxc-attach", b"-n", vmid.encode(), flag, *command], env)
+    os.execve("/run/lab/lxc-attach", [b"lxc-attach", b"-n", vmid.encode(), flag, *command], env)
 
 
 def must_run(vmid):
