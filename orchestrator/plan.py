@@ -8,26 +8,22 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import secrets
-import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
-
-from orchestrator import index, logscan, naming, wheelhouse
+from orchestrator import index, naming, wheelhouse
 from orchestrator.bundle import Bundle, collect
+from orchestrator.configuration import Config, read_config
 from orchestrator.errors import ConfigError
-from orchestrator.inventory import HostsFile, Inventory, Target
+from orchestrator.inventory import Inventory, Target
 from orchestrator.model import RunSpec, make_run_id, slugify
 from orchestrator.wheelhouse import Wheelhouse
-from typedyaml import Model, ProblemAt, Str, TypedYamlError, load
 
 Until = Literal["process", "step"]
 
@@ -68,34 +64,6 @@ class Plan:
     """What the program reads on the target and must find there: `files` and `model`, each by its key; `wanted`."""
 
 
-class LaunchKeys(Model):
-    """The keys of a configuration that are specctl's."""
-
-    requirements: list[Str] | None = None
-    patterns: dict[Str, Str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _patterns_can_be_read(self) -> LaunchKeys:
-        for name, text in self.patterns.items():
-            try:
-                logscan.Scanner(patterns={name: text})
-            except ValueError as error:
-                said = re.sub(rf"^patterns: ({re.escape(name)}: )?", "", str(error))  # the key is named already
-                raise ProblemAt(("patterns", name), said) from None
-        return self
-
-
-class CommandKeys(LaunchKeys):
-    """All that a configuration may hold beside a command."""
-
-    data: list[Str] = Field(default_factory=list)
-    """What the command reads on the target: looked for there before anything is started."""
-
-
-class TrainerKeys(LaunchKeys, extra="ignore"):
-    """The same keys of a trainer's configuration, which reads the others by itself."""
-
-
 def plan(request: Request, inventory: Inventory) -> Plan:
     """Everything that can be decided without asking the target. Raises `ConfigError`, `BundleError`, `NotFound`."""
     target = inventory.resolve(request.target)
@@ -108,9 +76,8 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         raise ConfigError("the command after -- has an empty name", hint="specctl launch [TARGET] -- CMD...")
     if request.name is not None and (problem := naming.problem(request.name)):
         raise ConfigError(f"--name {request.name[:60]!r}: {problem}", hint=f"--name {slugify(request.name)}")
-    keys, text, inputs = LaunchKeys(), None, {}
-    if request.config is not None:
-        keys, text, inputs = read_config(request.config, trainer=not request.command)
+    config = Config() if request.config is None else read_config(request.config, trainer=not request.command)
+    keys = config.keys
     values = {}
     for name in target.secrets:
         if name not in os.environ:
@@ -137,7 +104,7 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         run_id=make_run_id(slug, datetime.now(timezone.utc), secrets.token_hex(2)), nonce=secrets.token_hex(16),
         argv=argv, trainer=not request.command, target=target.name, owner=index.owner(), bundle=bundle.hash, env=env,
         secrets=target.secrets,
-        note=request.note, config_path=str(request.config) if request.config else None, config_text=text,
+        note=request.note, config_path=str(request.config) if request.config else None, config_text=config.text,
         git_commit=bundle.commit, git_diff=bundle.diff,
         env_hash=_env_hash(requirements, target.python, house) if requirements else None,
         gpus=target.gpus or [], patterns=dict(keys.patterns), specctl_version=importlib.metadata.version("specctl"),
@@ -145,7 +112,7 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     return Plan(
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements,
         wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
-        inputs=inputs,
+        inputs=config.inputs,
     )  # fmt: skip
 
 
@@ -155,57 +122,6 @@ def _nothing_to_install(target: Target, python: str | None) -> ConfigError:
         f"--wheelhouse is for making an environment, and none is made: {why}", target=target.name,
         hint="list what to install as requirements: in the file of --config",
     )  # fmt: skip
-
-
-def read_config(path: Path, *, trainer: bool) -> tuple[LaunchKeys, str, dict[str, Any]]:
-    """specctl's keys of a configuration, its text, and what the program must find on the target. Raises `ConfigError`
-    with file, line and key."""
-    try:
-        keys = load(path, TrainerKeys if trainer else CommandKeys)
-        text = path.expanduser().read_text(encoding="utf-8")
-    except TypedYamlError as error:
-        raise ConfigError(str(error), hint=_hint(str(error), path, trainer=trainer)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if isinstance(keys, CommandKeys):
-        return keys, text, {"files": {f"data[{index}]": name for index, name in enumerate(keys.data)}}
-    return keys, text, _what_the_trainer_reads(path)
-
-
-def _hint(problem: str, path: Path, *, trainer: bool) -> str | None:
-    if "unknown key" not in problem:
-        return None
-    if any(f": {key}: unknown key" in problem for key in HostsFile.model_fields):
-        return f"if this is a hosts.yaml, it belongs to --inventory {path}"
-    return None if trainer else "beside a command the file is specctl's alone; what the program reads it says by itself"
-
-
-CHECK = """
-import json, sys
-sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
-from trainer.config import ConfigError, load_config
-try:
-    print(json.dumps(load_config(sys.argv[2]).what_must_be_there()))
-except ConfigError as error:
-    sys.exit(f"{error}")
-"""
-
-
-def _what_the_trainer_reads(path: Path) -> dict[str, Any]:
-    """What the trainer that is shipped will read with this configuration, asked as a program of its own; nothing, if it
-    could not be asked here: it is there that it will say so. Raises `ConfigError` with its words if it refuses."""
-    found = importlib.util.find_spec("trainer")
-    if found is None or not found.submodule_search_locations:
-        return {}
-    home = Path(found.submodule_search_locations[0]).parent
-    asked = subprocess.run(
-        [sys.executable, "-c", CHECK, str(home), str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
-    said = asked.stderr.decode("utf-8", "replace").strip()
-    if asked.returncode == 1 and said and "Traceback (most recent call last)" not in said:
-        raise ConfigError(said, hint=_hint(said, path, trainer=True))
-    return dict(json.loads(asked.stdout)) if asked.returncode == 0 else {}
 
 
 def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool) -> tuple[str | None, list[str]]:

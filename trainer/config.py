@@ -175,15 +175,11 @@ def load_config(path: str) -> Config:
 
 def check_inputs(config: Config) -> None:
     """Raises `ConfigError` for all that a run reads and that is not there, or is not what it should be, at once."""
-    needed = config.what_must_be_there()
-    problems: list[tuple[str, str]] = []
-    for key, text in needed["model"].items():
-        problems += inputs.model_problems(expand_path(text, key=key), needed["wanted"])
-    for key, text in needed["files"].items():
-        if problem := inputs.file_problem(expand_path(text, key=key)):
-            problems.append((key, problem))
-    if problems:
-        raise ConfigError("; ".join(f"{key}: {problem}" for key, problem in problems))
+    asked = config.what_must_be_there()
+    for kind in ("model", "files"):
+        asked[kind] = {key: expand_path(text, key=key) for key, text in asked[kind].items()}
+    if found := list(inputs.problems(asked)):
+        raise ConfigError("; ".join(f"{key}: {problem}" for key, problem in found))
 
 
 def expand_path(text: str, *, key: str) -> Path:

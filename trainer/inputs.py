@@ -7,7 +7,6 @@ file, runs it on a target (`python3 -m trainer.inputs`) before an environment is
 from __future__ import annotations
 
 import json
-import os
 import struct
 import sys
 from collections.abc import Iterator
@@ -184,10 +183,18 @@ def _is_pointer(file: Path) -> str:
     return f"{file} is a Git LFS pointer, not the file itself: git lfs pull fetches it"
 
 
+def problems(asked: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the `model` and the `files`, paths by their keys, and with what is `wanted` of the model."""
+    for path in asked["model"].values():
+        yield from model_problems(Path(path), asked["wanted"])
+    for key, path in asked["files"].items():
+        if problem := file_problem(Path(path)):
+            yield key, problem
+
+
 def main() -> None:
-    """Reads {"path": ..., "wanted": {...}} on stdin; prints the problems as JSON."""
-    asked = json.loads(sys.stdin.buffer.read())
-    print(json.dumps(list(model_problems(Path(os.fsdecode(asked["path"])), asked["wanted"]))))
+    """Reads what `problems` takes, as JSON on stdin, and prints what it gives."""
+    print(json.dumps(list(problems(json.loads(sys.stdin.buffer.read())))))
 
 
 if __name__ == "__main__":

@@ -117,12 +117,13 @@ def _lay_out(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> None:
         os.makedirs(paths.code)
     if spec.config_text is not None:
         files.write_whole(paths.config, spec.config_text.encode("utf-8"))
-    environ = _environ(call, spec, paths, bundle)
+    environ = environment(call, spec, paths, bundle)
     items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
     files.write_whole(paths.env, b"\0".join(items), mode=0o600)
 
 
-def _environ(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[str, str]:
+def environment(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> dict[str, str]:
+    """What the program is given, secrets included."""
     environ = system.base_environ(scrub=bool(call.request.get("scrub")))
     python = call.request.get("python")
     if spec.env_hash is not None:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchestrator import health, index, wheelhouse
+from orchestrator import health, index, inputs, wheelhouse
 from orchestrator.bundle import Bundle
 from orchestrator.errors import AgentError, BundleError, NotFound, PreflightError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
@@ -81,6 +81,7 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
         if not there["present"]:
             watcher.step(f"sending the code: bundle {spec.bundle}, {len(plan.bundle.files)} files")
             _send(agent, plan.bundle)
+        inputs.check(agent, plan)
         if not there["env"]:
             if plan.wheelhouse is not None:
                 _send_wheels(agent, plan.wheelhouse, watcher)
