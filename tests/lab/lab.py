@@ -63,6 +63,8 @@ CONTAINER = {
     "rootfs": f"lab:{IMAGE},size=4G",
     "swap": "0",
 }
+SHIFT = 100_000
+"""Where the node maps root of an unprivileged container to."""
 SSHD_CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -122,6 +124,23 @@ def setup(*, install: bool = True) -> None:
             shutil.rmtree(aside, ignore_errors=True)
             step(["mmdebstrap", "--quiet", *RECIPE[:-1], SUITE, str(aside)], "cannot make the containers' root image")
             aside.rename(CACHE / IMAGE)
+
+
+def shifted_image() -> str:
+    """The root image with its owners moved to where an unprivileged container's are; made at the first need."""
+    name = f"{IMAGE}-shifted"
+    with locked(CACHE / "setup.lock"):
+        if not (CACHE / name).is_dir():
+            aside = CACHE / f"{name}.tmp"
+            shutil.rmtree(aside, ignore_errors=True)
+            step(["cp", "-a", "--reflink=auto", str(CACHE / IMAGE), str(aside)], "cannot copy the root image")
+            for path in [aside, *aside.rglob("*")]:
+                seen = path.lstat()
+                os.lchown(path, seen.st_uid + SHIFT, seen.st_gid + SHIFT)
+                if not path.is_symlink():  # a change of owner has taken the setuid bits
+                    path.chmod(seen.st_mode & 0o7777)
+            aside.rename(CACHE / name)
+    return name
 
 
 def step(argv: list[str], what: str, env: dict[str, str] | None = None) -> None:
@@ -309,6 +328,8 @@ class Lab:
     def define(self, vmid: int, **conf: str) -> None:
         """Write a container's configuration; keys are those of Proxmox, `rootfs` and `entrypoint` included."""
         keys = {"hostname": f"ct{vmid}", **CONTAINER, **conf}
+        if conf.get("unprivileged") == "1":
+            keys["rootfs"] = f"lab:{shifted_image()},size=4G"
         path = self.root / f"etc/pve/nodes/{self.node}/lxc/{vmid}.conf"
         path.write_text("".join(f"{key}: {value}\n" for key, value in sorted(keys.items())))
         path.chmod(0o640)  # as pmxcfs shows it: to root and www-data

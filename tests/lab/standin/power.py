@@ -19,8 +19,15 @@ PRESTART = "/usr/local/sbin/lab-prestart"
 
 def write_lxc_config(vmid, conf):
     os.makedirs(f"{LXC_DIR}/{vmid}/rootfs", exist_ok=True)
-    lines = [
-        "lxc.include = /usr/share/lxc/config/common.conf",
+    lines = ["lxc.include = /usr/share/lxc/config/common.conf"]
+    if conf.get("unprivileged") == "1":
+        lines += [
+            "lxc.include = /usr/share/lxc/config/userns.conf",
+            "lxc.mount.auto = sys:mixed",
+            "lxc.idmap = u 0 100000 65536",
+            "lxc.idmap = g 0 100000 65536",
+        ]
+    lines += [
         "lxc.apparmor.profile = unconfined",
         "lxc.cgroup.relative = 0",
         f"lxc.cgroup.dir.monitor = lxc.monitor/{vmid}",
