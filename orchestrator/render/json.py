@@ -7,10 +7,11 @@ import time
 from typing import Any
 
 from orchestrator.errors import SpecctlError
+from orchestrator.inventory import Inventory
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, ls, pull, push, show, status, stop
+from orchestrator.verbs import launch, logs, ls, pull, push, show, status, stop, targets
 
 
 def text(value: dict[str, Any]) -> str:
@@ -157,3 +158,26 @@ def of_pull(result: pull.Result) -> dict[str, Any]:
 
 def _paths(found: list[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"path": path, "why": why} for path, why in found]
+
+
+def of_targets(result: targets.Result, inventory: Inventory) -> dict[str, Any]:
+    return _envelope(
+        None, inventory=inventory.source, default_target=inventory.default_target, groups=inventory.groups,
+        asked=result.asked, targets=[_target(view, asked=result.asked) for view in result.views],
+    )  # fmt: skip
+
+
+def _target(view: targets.View, *, asked: bool) -> dict[str, Any]:
+    target, error = view.target, view.error
+    declared = {
+        "name": target.name, "ssh": target.ssh, "vmid": target.vmid, "place": target.place, "user": target.user,
+        "workdir": target.workdir, "python": target.python, "gpus": target.gpus,
+    }  # fmt: skip
+    if not asked:
+        return declared
+    return {
+        **declared, "reachable": view.reachable, "ready": view.ready, "clock_offset_s": view.clock_offset_s,
+        "asked_s": view.asked_s, "found": None if view.survey is None else to_json(view.survey),
+        "error": None if error is None else {"message": error.message, "hint": error.hint},
+        "problems": [to_json(problem) for problem in view.problems],
+    }  # fmt: skip
