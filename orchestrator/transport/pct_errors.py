@@ -103,7 +103,7 @@ class Entrance:
         if match := _line(rf'lxc-attach: {vmid}: .*?([A-Z][a-z ]+) - Failed to exec (".*")', said):
             what = f"container {vmid} cannot run {match[2]}: {match[1]}"
             return what, "install it there, or check python: of this target in hosts.yaml"
-        if match := _line(rf"lxc-attach: {vmid}: (.*)", said):
+        if match := _line(rf"lxc-attach: {vmid}: (?:\S+\.c: \w+: \d+ )?(.*)", said):
             if not seen.listens:
                 return self._stopped(f"container {vmid} is not running", seen)
             trial = self.by_hand(f"pct exec {vmid} -- true", seen)
