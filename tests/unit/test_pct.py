@@ -236,8 +236,19 @@ SHELLS = [shell for shell in ("dash", "bash", "zsh", "mksh", "fish") if shutil.w
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_word_passes_the_login_shell_unchanged(shell: str) -> None:
-    words = ["", "a b", 'it\'s "q" $HOME `x` $(y)', "line\nbreak\n", "*?[a]", "-n", "--", "ünï☃", "\\ ; & |",
-             "a\\'b\\\\c\\", "!x ~ {a,b} %s", "\\n", "~", "=ls", "%1", "#x", "X=1", "^a", "(b)", "<c>", "\t", "@last"]  # fmt: skip
+    words = [
+        "",
+        "a b",
+        'it\'s "q" $HOME `x` $(y)',
+        "line\nbreak\n",
+        "*?[a]",
+        "-n",
+        "--",
+        "ünï☃",
+        "\\ ; & |",
+        "a\\'b\\\\c\\",
+    ]
+    words += ["!x ~ {a,b} %s", "\\n", "~", "=ls", "%1", "#x", "X=1", "^a", "(b)", "<c>", "\t", "@last"]
     show = [sys.executable, "-c", "import os, sys; print('|'.join(os.fsencode(a).hex() for a in sys.argv[1:]))"]
     line = quoting.join([*show, *words])
     done = subprocess.run([shell, "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
