@@ -56,6 +56,8 @@ class Limits:
 def judge(probe: Probe, *, limits: Limits = Limits()) -> Verdict:
     """The verdict on one run. Total: every probe has one."""
     look = _Look(probe, limits)
+    if probe.closed is not None:
+        return look.verdict("UNREACHABLE", probe.closed)
     if probe.damaged is not None:
         return _damaged(look, probe.damaged)
     if probe.elsewhere is not None and probe.exit is None:

@@ -506,6 +506,8 @@ class Probe:
     """Records that are there, and are no such record: something else wrote into the run directory."""
     elsewhere: str | None = None
     """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
+    closed: str | None = None
+    """Why the user who was asked may not look into the run's directory: it is another user's run."""
     damaged: str | None = None
     """Why the run directory does not even say what the run is; only `tree` is then worth reading."""
 

@@ -82,8 +82,12 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
     specs = {}
     nonces: dict[str, str] = {}
     roots: dict[str, proc.Roots] = {}
+    closed: dict[str, str] = {}
     for run_id in run_ids:
         paths = call.paths.run(run_id)
+        if (why := records.closed(paths)) is not None:
+            closed[run_id] = why
+            continue
         spec, supervisor = records.spec(paths), records.supervisor(paths)
         if spec is not None:
             specs[run_id], nonces[run_id] = spec, spec[0].nonce
@@ -98,7 +102,7 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
     # Of ended runs too: what a run has left behind is to be seen.
     trees = proc.trees(roots) if roots else {}
     boot, oom_kills = proc.boot_identity(), proc.oom_kills()
-    found = []
+    found = [_blank(call.paths.run(one), f"closed {one}", [], why, now, closed=why) for one, why in closed.items()]
     for run_id, nonce in nonces.items():
         paths, tree = call.paths.run(run_id), trees.get(nonce, [])
         elsewhere = records.elsewhere(specs[run_id][1]) if run_id in specs else None
@@ -120,6 +124,14 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
 
 def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: float) -> Probe:
     """All that is to be seen of a run whose directory does not say what it is."""
+    return _blank(paths, nonce, tree, why, now, damaged=why)
+
+
+def _blank(
+    paths: RunPaths, nonce: str, tree: list[Process], why: str, now: float, *, closed: str | None = None,
+    damaged: str | None = None,
+) -> Probe:  # fmt: skip
+    """A probe of a run of which no record can be read."""
     try:
         created_at = os.stat(paths.root).st_mtime
     except OSError:
@@ -128,7 +140,7 @@ def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: fl
     return Probe(
         run_id=paths.run_id, attempt=1, nonce=nonce, observed_at=now, created_at=created_at, target="", owner="",
         note="", argv=[], exit=None, stop=None, same_boot=None, supervisor_alive=False, program=None,
-        program_seen=False, tree=tree, log=log, summary=LogSummary(), damaged=why,
+        program_seen=False, tree=tree, log=log, summary=LogSummary(), closed=closed, damaged=damaged,
     )  # fmt: skip
 
 

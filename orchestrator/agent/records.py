@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.agent import files, proc
+from orchestrator.agent import files, proc, system
 from orchestrator.model import (
     ExitRecord,
     FollowedLog,
@@ -69,6 +69,18 @@ def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, sta
     return (
         f"# specctl run={run_id} attempt={attempt} nonce={nonce} bundle={bundle} boot={boot} started={started}\n"
     ).encode()
+
+
+def closed(paths: RunPaths) -> str | None:
+    """Why this user may not look into the run's directory; None when it may, or when there is none."""
+    try:
+        owner = os.stat(paths.root).st_uid
+    except OSError:
+        return None
+    if os.access(paths.root, os.R_OK | os.X_OK):
+        return None
+    who, me = system.name_of(owner), system.name_of(os.geteuid())
+    return f"it is a run of the user {who}, and {me} may not look into it"
 
 
 def spec(paths: RunPaths) -> tuple[RunSpec, dict[str, Any]] | None:

@@ -34,6 +34,9 @@ def run(call: Call) -> None:
     run_id = str(call.request["run_id"])
     paths = call.paths.run(run_id)
     found = records.spec(paths)
+    if (why := records.closed(paths)) is not None:
+        raise Refusal("preflight", f"{run_id} cannot be stopped: {why}",
+                      "ask as that user, or as root: `user:` of the target in hosts.yaml")  # fmt: skip
     if found is None:
         raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
     if (host := records.elsewhere(found[1])) is not None and records.exit_record(paths) is None:
@@ -90,7 +93,8 @@ def unsettled(paths: RunPaths) -> bool:
 @contextmanager
 def lock(paths: RunPaths) -> Iterator[bool]:
     """Whether this process may be the run's stopper: one at a time."""
-    with open(paths.stop_lock, "w") as file:
+    # Only to be locked: another user, root say, may have made it.
+    with os.fdopen(os.open(paths.stop_lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
