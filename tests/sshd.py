@@ -1,6 +1,6 @@
 """A real sshd on loopback, unprivileged and disposable, for tests that need an SSH host and no container.
 
-It listens on a free port of 127.0.0.1 with keys of its own and lets in the user who runs the tests (root included).
+It listens on a free port of 127.0.0.1 (or ::1) with keys of its own and lets in the user who runs the tests, root too.
 Its sessions have a home folder of their own, so nothing of the user's shell start-up, tmux or ssh takes part.
 Tests get it as the fixture `sshd` (tests/conftest.py).
 """
@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SSHD_CONFIG = """\
+{options}
 Port {port}
-ListenAddress 127.0.0.1
+ListenAddress {address}
 HostKey {root}/host_key
 PidFile none
 AuthorizedKeysFile {root}/authorized_keys
@@ -37,7 +38,7 @@ Subsystem sftp internal-sftp
 """
 SSH_CONFIG = """\
 Host {alias}
-  HostName 127.0.0.1
+  HostName {address}
   Port {port}
   User {user}
   IdentityFile {root}/id
@@ -59,8 +60,9 @@ class LoopbackSshd:
     The folder holds `id` (the client's key), `known_hosts`, `ssh_config` (host `alias`), `authorized_keys`, `home/`.
     """
 
-    def __init__(self, root: Path, *, alias: str = "node1"):
-        self.root, self.alias = root, alias
+    def __init__(self, root: Path, *, alias: str = "node1", address: str = "127.0.0.1", options: str = ""):
+        """`options` are lines of sshd_config that go before, and so above, the usual ones."""
+        self.root, self.alias, self.address, self.options = root, alias, address, options
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self.port = 0
         self._server: subprocess.Popen[bytes] | None = None
@@ -73,6 +75,26 @@ class LoopbackSshd:
     @property
     def known_hosts(self) -> Path:
         return self.root / "known_hosts"
+
+    @property
+    def where(self) -> str:
+        """As known_hosts names it."""
+        return f"[{self.address}]:{self.port}"
+
+    @property
+    def host_key(self) -> str:
+        """Type and base64 of its public key."""
+        return " ".join((self.root / "host_key.pub").read_text().split()[:2])
+
+    @property
+    def logins(self) -> int:
+        """How many connections have logged in so far."""
+        return self.log.count("Accepted ")
+
+    def ssh_options(self, *more: str) -> str:
+        """Its block of an ssh_config, and `more` lines in it."""
+        text = SSH_CONFIG.format(alias=self.alias, address=self.address, port=self.port, user=self.user, root=self.root)
+        return text + "".join(f"  {line}\n" for line in more)
 
     @property
     def home(self) -> Path:
@@ -90,8 +112,8 @@ class LoopbackSshd:
             make_key(self.root / name)
         shutil.copy(self.root / "id.pub", self.root / "authorized_keys")
         for last in (False, False, True):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
+            with socket.socket(socket.AF_INET6 if ":" in self.address else socket.AF_INET) as probe:
+                probe.bind((self.address, 0))
                 self.port = probe.getsockname()[1]
             try:
                 self.start()
@@ -99,11 +121,8 @@ class LoopbackSshd:
             except RuntimeError:
                 if last or "Address already in use" not in self.log:
                     raise
-        host_key = " ".join((self.root / "host_key.pub").read_text().split()[:2])
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
-        self.ssh_config.write_text(
-            SSH_CONFIG.format(alias=self.alias, port=self.port, user=self.user, root=self.root)
-        )
+        self.known_hosts.write_text(f"{self.where} {self.host_key}\n")
+        self.ssh_config.write_text(self.ssh_options())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +141,11 @@ class LoopbackSshd:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd of root insists on it
         config = self.root / "sshd_config"
         pam = "yes" if os.geteuid() == 0 else "no"  # without PAM sshd refuses a root whose password is locked
-        config.write_text(SSHD_CONFIG.format(port=self.port, root=self.root, home=self.home, pam=pam))
+        config.write_text(
+            SSHD_CONFIG.format(
+                port=self.port, root=self.root, home=self.home, pam=pam, address=self.address, options=self.options
+            )
+        )
         told = len(self.log)
         self._server = subprocess.Popen(
             [program, "-D", "-f", config, "-E", self.root / "sshd.log"], stdin=subprocess.DEVNULL,
@@ -132,7 +155,7 @@ class LoopbackSshd:
         while "Server listening" not in self.log[told:]:
             if self._server.poll() is not None or time.monotonic() > give_up_at:
                 self.stop()
-                raise RuntimeError(f"sshd does not listen on 127.0.0.1:{self.port}: {self.log[told:].strip()}")
+                raise RuntimeError(f"sshd does not listen on {self.where}: {self.log[told:].strip()}")
             time.sleep(0.01)
 
     def stop(self) -> None:

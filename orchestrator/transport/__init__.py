@@ -17,6 +17,7 @@ from orchestrator.transport.local import LocalTransport
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh import SshNode
+    from orchestrator.transport.ssh_config import Jump
 
 __all__ = ["Completed", "Leg", "NodePool", "Request", "Stream", "Transport", "fanout", "open_transport"]
 
@@ -28,19 +29,28 @@ class NodePool:
 
     def __init__(self, *, ssh_config: str | None = None, accept_new: bool = False) -> None:
         self._ssh_config, self._accept_new = ssh_config, accept_new
-        self._nodes: dict[str, SshNode] = {}
+        self._nodes: dict[Jump, SshNode] = {}
         self._lock = threading.Lock()
 
     def node(self, ssh: str | None, *, target: str | None = None) -> Transport:
         """The transport to a node itself: an SSH host, or this machine when `ssh` is None. Connects to nothing yet."""
         if ssh is None:
             return LocalTransport(target or "local")
-        from orchestrator.transport.ssh import SshNode, SshTransport
+        from orchestrator.transport.ssh import SshTransport
+        from orchestrator.transport.ssh_config import Jump
+
+        return SshTransport(self._ssh_node(Jump(host=ssh, via=None)), target)
+
+    def _ssh_node(self, host: Jump) -> SshNode:
+        from orchestrator.transport.ssh import SshNode
 
         with self._lock:
-            if ssh not in self._nodes:
-                self._nodes[ssh] = SshNode(ssh, ssh_config_file=self._ssh_config)
-            return SshTransport(self._nodes[ssh], target)
+            if host not in self._nodes:
+                self._nodes[host] = SshNode(
+                    host.host, ssh_config_file=self._ssh_config, accept_new=self._accept_new, via=host.via,
+                    hop=self._ssh_node,
+                )  # fmt: skip
+            return self._nodes[host]
 
     def close(self) -> None:
         with self._lock:

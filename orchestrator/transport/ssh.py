@@ -1,7 +1,8 @@
 """SSH through paramiko: commands on the one connection that an `SshNode` keeps, at most eight at once.
 
-An `SshTransport` is one target's view of its node, so that errors carry the target's name. Every call of paramiko that may block is made in the thread of the command it serves, which the caller waits for under a
-deadline: paramiko itself has none for sending a command, and notices a dead peer only by TCP.
+An `SshTransport` is one target's view of its node, so that errors carry the target's name. Every call of paramiko that
+may block is made in the thread of the command it serves, which the caller waits for under a deadline: paramiko itself
+has none for sending a command, and notices a dead peer only by TCP.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from orchestrator.errors import LinkLost, SpecctlError, UnreachableError
-from orchestrator.transport import quoting, ssh_config
+from orchestrator.transport import quoting
 from orchestrator.transport.base import CHUNK_BYTES, Limits, Stdin, Stream, Transport, pieces
-from orchestrator.transport.ssh_connect import connect
+from orchestrator.transport.ssh_node import Link, SshNode
+from orchestrator.transport.ssh_terminal import SshTerminal
+from orchestrator.transport.terminal import Screen, Terminal
 
-MAX_CHANNELS = 8
-"""Below sshd's default MaxSessions of 10."""
+__all__ = ["SshNode", "SshTransport"]
 
 
 class SshTransport(Transport):
@@ -32,6 +34,9 @@ class SshTransport(Transport):
 
     def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream:
         return _SshStream(self.node, quoting.join(argv), stdin, limits, stderr_limit)
+
+    def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:
+        return SshTerminal(self.node, quoting.join(argv), screen, Limits(deadline_s, None, self.target))
 
     def close(self) -> None:
         self.node.close()

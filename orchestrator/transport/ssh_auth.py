@@ -6,6 +6,9 @@ Nothing is ever asked of the person: a key that needs a passphrase is used throu
 from __future__ import annotations
 
 import base64
+import copy
+import os
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,16 @@ _MAGIC = b"openssh-key-v1\0"
 class _Candidate:
     key: paramiko.PKey
     source: str
+    blob: bytes
+    """Its public half."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unusable:
+    """A key that cannot be offered, and the command that would change that."""
+
+    why: str
+    cure: str | None = None
 
 
 def authenticate(transport: paramiko.Transport, options: SshOptions, *, target: str) -> None:
@@ -45,7 +58,7 @@ def _log_in(
     transport: paramiko.Transport,
     options: SshOptions,
     candidates: list[_Candidate],
-    unusable: list[str],
+    unusable: list[_Unusable],
     target: str,
 ) -> None:
     who = f"{options.user}@{options.hostname} port {options.port}"
@@ -103,11 +116,12 @@ def _is_silence(error: Exception) -> bool:
     return isinstance(error, AuthenticationException) and "timeout" in str(error).lower()
 
 
-def _refused(who: str, tried: list[str], unusable: list[str], options: SshOptions, target: str) -> AuthError:
-    parts = [f"refused {', '.join(tried)}" if tried else "no key was there to offer", *unusable]
-    encrypted = next((note.split(" is encrypted")[0] for note in unusable if " is encrypted" in note), None)
-    if encrypted:
-        hint = f"ssh-add {encrypted}"
+def _refused(who: str, tried: list[str], unusable: list[_Unusable], options: SshOptions, target: str) -> AuthError:
+    parts = [f"refused {', '.join(tried)}" if tried else "no key was there to offer"]
+    parts += [one.why for one in unusable] + options.other_logins
+    cure = next((one.cure for one in unusable if one.cure), None)
+    if cure:
+        hint = cure
     elif tried:
         hint = f"put its public key into ~{options.user}/.ssh/authorized_keys there; `{options.ssh_command} true` tells"
     else:
@@ -118,40 +132,93 @@ def _refused(who: str, tried: list[str], unusable: list[str], options: SshOption
 # --- keys -----------------------------------------------------------------------------------------------------------
 
 
-def _candidates(agent: _Agent, options: SshOptions) -> tuple[list[_Candidate], list[str]]:
-    """The keys to offer, in order, and why others cannot be."""
+def _candidates(agent: _Agent, options: SshOptions) -> tuple[list[_Candidate], list[_Unusable]]:
+    """The keys to offer, in OpenSSH's order (certificates, the agent's, files), and why others cannot be."""
     in_agent = {key.blob: key for key in agent.get_keys()}
+    unusable: list[_Unusable] = [agent.trouble] if agent.trouble else []
+    keys: list[_Candidate] = []
     files: list[_Candidate] = []
-    first: list[_Candidate] = []
-    unusable: list[str] = [agent.trouble] if agent.trouble else []
     for path in options.identity_files:
         blob = _public_blob(path)
         if blob is not None and blob in in_agent:
-            first.append(_Candidate(key=in_agent.pop(blob), source=f"{path} (agent)"))
+            keys.append(_Candidate(key=in_agent.pop(blob), source=f"{path} (agent)", blob=blob))
             continue
         if not Path(path).exists():
             continue
-        loaded = _load(path)
-        if isinstance(loaded, str):
+        loaded = _load(path, blob, options)
+        if isinstance(loaded, _Unusable):
             unusable.append(loaded)
         else:
-            files.append(_Candidate(key=loaded, source=path))
-    others = [] if options.identities_only else list(in_agent.values())
-    rest = [_Candidate(key=key, source=f"{key.comment or key.name} (agent)") for key in others]
-    return [*first, *rest, *files], unusable
+            files.append(_Candidate(key=loaded, source=path, blob=loaded.asbytes()))
+    others = [_Candidate(key=key, source=_name(key), blob=blob) for blob, key in in_agent.items()]
+    for other in [one for one in others if one.key.get_name().startswith("sk-")]:
+        others.remove(other)
+        unusable.append(_Unusable(why=_security_key(other.source, other.key.get_name())))
+    certified = _certified([*keys, *files, *others], options)
+    if not options.identities_only:
+        keys += others
+    return [*certified, *keys, *files], unusable
 
 
-def _load(path: str) -> paramiko.PKey | str:
+def _name(key: AgentKey) -> str:
+    return f"{key.comment or key.name} (agent)"
+
+
+def _certified(candidates: list[_Candidate], options: SshOptions) -> list[_Candidate]:
+    """The certificates that are there for `candidates`, each with its key."""
+    found = []
+    for path in [*options.certificate_files, *(f"{path}-cert.pub" for path in options.identity_files)]:
+        try:
+            certificate = paramiko.pkey.PublicBlob.from_file(path)
+        except (OSError, ValueError, IndexError):
+            continue
+        for candidate in candidates:
+            if _certifies(certificate.key_blob, candidate.blob):
+                key = _twin(candidate.key)
+                key.public_blob = certificate
+                found.append(_Candidate(key=key, source=f"{candidate.source} with {path}", blob=candidate.blob))
+                break
+    return found
+
+
+def _twin(key: paramiko.PKey) -> paramiko.PKey:
+    return AgentKey(key.agent, key.blob, key.comment) if isinstance(key, AgentKey) else copy.copy(key)
+
+
+def _certifies(certificate: bytes, blob: bytes) -> bool:
+    """Whether the certificate is about this public key: after its type and its nonce, it holds the key's numbers."""
+    cert, key = paramiko.Message(certificate), paramiko.Message(blob)
+    cert_type, key_type = cert.get_string(), key.get_string()
+    cert.get_string()
+    return cert_type.startswith(key_type + b"-cert-") and cert.get_remainder().startswith(key.get_remainder())
+
+
+def _load(path: str, blob: bytes | None, options: SshOptions) -> paramiko.PKey | _Unusable:
     """The private key at `path`, or why it cannot be used."""
+    kind = paramiko.Message(blob).get_string().decode(errors="replace") if blob else ""
+    if kind.startswith("sk-"):
+        return _Unusable(why=_security_key(path, kind))
     try:
         return paramiko.PKey.from_path(path)
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return _Unusable(why=f"{path} cannot be read: {error.strerror}")
     except (PasswordRequiredException, TypeError):
         # The TypeError is the cryptography package's way to say that a password is needed.
-        return f"{path} is encrypted and the agent does not hold it"
+        cure = f"ssh-add {shlex.quote(path)}"
+        if options.identity_agent is None and os.environ.get("SSH_AUTH_SOCK"):
+            cure += " (and drop `IdentityAgent none` for this host in ssh_config)"
+        elif options.identity_agent is None:
+            cure = f'eval "$(ssh-agent)" && {cure}'
+        return _Unusable(why=f"{path} is encrypted and the agent does not hold it", cure=cure)
     except Exception as error:  # paramiko and cryptography raise a dozen kinds for a file that is no usable key
-        return f"{path} is no usable key ({' '.join(str(error).split())[:120] or type(error).__name__})"
+        if blob is not None and Path(path).read_bytes().split(b" ")[0].decode(errors="replace") == kind:
+            return _Unusable(why=f"{path} is a public key, and the agent does not hold its private half")
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        return _Unusable(why=f"{path} is no usable key ({why})")
+
+
+def _security_key(source: str, kind: str) -> str:
+    return f"{source} is a security key ({kind}): to use it somebody has to touch it, and specctl asks nobody"
 
 
 def _public_blob(path: str) -> bytes | None:
@@ -189,7 +256,7 @@ class _Agent(AgentSSH):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trouble: str | None = None
+        self.trouble: _Unusable | None = None
 
     def get_keys(self) -> tuple[AgentKey, ...]:
         return tuple(super().get_keys())
@@ -209,5 +276,5 @@ def _agent(options: SshOptions) -> _Agent:
         agent._connect(connection)  # type: ignore[attr-defined]
     except (OSError, SSHException) as error:
         connection.close()
-        agent.trouble = f"the agent at {options.identity_agent} does not answer ({error})"
+        agent.trouble = _Unusable(why=f"the agent at {options.identity_agent} does not answer ({error})")
     return agent

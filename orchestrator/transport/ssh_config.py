@@ -1,18 +1,20 @@
 """What `ssh` would do for a host: `ssh -G` is asked, so that Include, Match and aliases mean what they mean to it.
 
-Pure but for that one question. An option that specctl cannot honour is refused by name: a jump host that is skipped
-would be a connection to somewhere else.
+Pure but for that one question. An option that says where to connect, as whom, or what proves the host, and that
+specctl cannot honour, is refused by name: to skip it would be a connection to somewhere else.
 """
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +24,11 @@ CONFIG_VARIABLE = "SPECCTL_SSH_CONFIG"
 CONNECT_TIMEOUT_S = 10.0
 _SPEC = re.compile(r"(?:(?P<user>\S+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<host>[^@\s\[\]]+?))(?::(?P<port>\d+))?")
 _REFUSED = {
-    "proxyjump": "ProxyJump",
-    "proxycommand": "ProxyCommand",
-    "pkcs11provider": "PKCS11Provider",
-    "bindinterface": "BindInterface",
+    "bindinterface": ("BindInterface", "bind by BindAddress instead"),
+    "knownhostscommand": ("KnownHostsCommand", "put the keys that it prints into a UserKnownHostsFile"),
+    "revokedhostkeys": ("RevokedHostKeys", "put @revoked lines into a UserKnownHostsFile instead"),
 }
+"""Options that must be unset, and what does the same."""
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
@@ -41,6 +43,16 @@ class SshSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Jump:
+    """The host through which another one is reached."""
+
+    host: str
+    """An alias or `[user@]host[:port]`."""
+    via: str | None
+    """The hosts before it, as ProxyJump lists them; None: as its own configuration says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SshOptions:
     """Where to connect, as whom, with which keys, and which files say what the host's key is."""
 
@@ -49,12 +61,22 @@ class SshOptions:
     hostname: str
     port: int
     user: str
+    via: str | None = None
+    """The jump hosts that were asked for in place of its own."""
+    jump: Jump | None = None
+    proxy_command: str | None = None
+    """With its tokens replaced: for a shell."""
     identity_files: list[str] = field(default_factory=list)
+    certificate_files: list[str] = field(default_factory=list)
     identities_only: bool = False
     identity_agent: str | None = None
     """Path of the agent's socket; None is no agent."""
     known_hosts_files: list[str] = field(default_factory=list)
     """The first one is where a new key belongs."""
+    verify_by_dns: bool = False
+    """`ssh` would also ask DNS for the host's key."""
+    other_logins: list[str] = field(default_factory=list)
+    """By what else `ssh` would log in, and specctl cannot."""
     host_key_alias: str | None = None
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     address_family: socket.AddressFamily = socket.AF_UNSPEC
@@ -76,9 +98,14 @@ class SshOptions:
     @property
     def ssh_command(self) -> str:
         """How a person reaches it with `ssh`, for hints."""
-        argv = ["ssh"]
+        return self.ssh_command_with([])
+
+    def ssh_command_with(self, flags: list[str]) -> str:
+        argv = ["ssh", *flags]
         if self.config_file:
             argv += ["-F", self.config_file]
+        if self.via:
+            argv += ["-J", self.via]
         if self.spec.port:
             argv += ["-p", str(self.spec.port)]
         return shlex.join([*argv, f"{self.spec.user}@{self.spec.host}" if self.spec.user else self.spec.host])
@@ -98,10 +125,11 @@ def parse_spec(text: str) -> SshSpec:
     return SshSpec(text=text, host=host, user=match["user"], port=int(port) if port else None)
 
 
-def resolve(text: str, config_file: str | None = None) -> SshOptions:
+def resolve(text: str, config_file: str | None = None, *, via: str | None = None) -> SshOptions:
     """What `ssh` would use for `text`. `config_file` (or $SPECCTL_SSH_CONFIG) stands in for the user's ssh_config.
 
-    Raises `ConfigError` for what cannot be read or honoured.
+    `via` lists jump hosts, and stands in for its own ProxyJump. Raises `ConfigError` for what cannot be read or
+    honoured.
     """
     spec = parse_spec(text)
     config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
@@ -110,13 +138,15 @@ def resolve(text: str, config_file: str | None = None) -> SshOptions:
         if config_file:
             raise ConfigError(f"{config_file}: no `ssh` here to read it with", hint="install openssh-client")
         return _without_client(spec)
-    return parse_dump(_ask(client, spec, config_file), spec, config_file)
+    return parse_dump(_ask(client, spec, config_file, via), spec, config_file, via=via)
 
 
-def _ask(client: str, spec: SshSpec, config_file: str | None) -> str:
+def _ask(client: str, spec: SshSpec, config_file: str | None, via: str | None) -> str:
     argv = [client, "-G"]
     if config_file:
         argv += ["-F", config_file]
+    if via:
+        argv += ["-J", via]
     if spec.port:
         argv += ["-p", str(spec.port)]
     if spec.user:
@@ -128,53 +158,111 @@ def _ask(client: str, spec: SshSpec, config_file: str | None) -> str:
             f"`ssh -G {spec.host}` did not answer within 15 s", target=spec.text, hint="a `Match exec` may hang"
         ) from error
     if done.returncode != 0:
-        why = " ".join(done.stderr.decode(errors="replace").split())
-        raise ConfigError(f"ssh cannot read its configuration: {why}", target=spec.text, hint="mend that file")
+        lines = done.stderr.decode(errors="replace").splitlines()
+        why = " ".join(" ".join(line.split()) for line in lines if not line.startswith("Pseudo-terminal"))
+        hint = "give the jump host itself `ProxyJump none`" if "jumphost loop" in why else "mend that file"
+        raise ConfigError(f"ssh cannot read its configuration: {why}", target=spec.text, hint=hint)
     return done.stdout.decode(errors="surrogateescape")
 
 
-def parse_dump(dump: str, spec: SshSpec, config_file: str | None) -> SshOptions:
+def parse_dump(dump: str, spec: SshSpec, config_file: str | None, *, via: str | None = None) -> SshOptions:
     """The output of `ssh -G`. Raises `ConfigError` that names an option which cannot be honoured."""
     values: dict[str, list[str]] = {}
     for line in dump.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key.lower(), []).append(value.strip())
 
-    def one(key: str, default: str = "") -> str:
+    def one(key: str, default: str = "none") -> str:
         return values.get(key, [default])[0]
 
-    for key, name in _REFUSED.items():
-        value = one(key, "none")
-        if value.lower() not in ("none", ""):
-            raise ConfigError(
-                f"{name} {value} is set for this host, and specctl cannot honour it",
-                target=spec.text,
-                hint=f"reach it without {name}, or run specctl on a machine that can",
-            )
-    hostname, user, port = one("hostname", spec.host), one("user") or _user(), int(one("port", "22"))
-    tokens = {"h": hostname, "n": spec.host, "p": str(port), "r": user, "u": _user(), "d": str(Path.home())}
-    timeout = one("connecttimeout", "none")
-    alias = one("hostkeyalias", "none")
+    def given(key: str) -> str | None:
+        value = one(key)
+        return None if value.lower() in ("none", "") else value
+
+    _refuse(one, given, spec)
+    hostname, user, port = one("hostname", spec.host), one("user", "") or _user(), int(one("port", "22"))
+    alias, jump, command = given("hostkeyalias"), given("proxyjump"), given("proxycommand")
+    tokens = _tokens(spec, hostname, user, port, alias, jump)
+    timeout = one("connecttimeout")
     families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-    bind = one("bindaddress", "none")
-    files = _words(one("userknownhostsfile"))
-    files += _words(one("globalknownhostsfile"))
     return SshOptions(
         spec=spec,
         config_file=config_file,
         hostname=hostname,
         port=port,
         user=user,
+        via=via,
+        jump=_jump(jump) if jump else None,
+        proxy_command=_replaced(command, tokens) if command else None,
         identity_files=[_expand(path, tokens) for path in values.get("identityfile", []) if path != "none"],
-        identities_only=one("identitiesonly", "no") == "yes",
+        certificate_files=[_expand(path, tokens) for path in values.get("certificatefile", []) if path != "none"],
+        identities_only=one("identitiesonly") == "yes",
         identity_agent=_agent(one("identityagent", "SSH_AUTH_SOCK"), tokens),
-        known_hosts_files=[_expand(path, tokens) for path in files if path != "none"],
-        host_key_alias=None if alias == "none" else alias,
+        known_hosts_files=[
+            _expand(path, tokens)
+            for key in ("userknownhostsfile", "globalknownhostsfile")
+            for path in _files(one(key))
+            if path != "none"
+        ],
+        verify_by_dns=one("verifyhostkeydns") not in ("none", "no", "false"),
+        other_logins=_other_logins(one, given),
+        host_key_alias=alias,
         connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else CONNECT_TIMEOUT_S,
         address_family=families.get(one("addressfamily"), socket.AF_UNSPEC),
-        bind_address=None if bind == "none" else bind,
-        compression=one("compression", "no") == "yes",
+        bind_address=given("bindaddress"),
+        compression=one("compression") == "yes",
     )
+
+
+def _refuse(one: Callable[..., str], given: Callable[[str], str | None], spec: SshSpec) -> None:
+    for key, (name, instead) in _REFUSED.items():
+        if value := given(key):
+            raise ConfigError(
+                f"{name} {value} is set for this host, and specctl cannot honour it", target=spec.text, hint=instead
+            )
+    if given("proxycommand") and one("proxyusefdpass") == "yes":
+        raise ConfigError(
+            "ProxyUseFdpass yes is set for this host, and specctl cannot honour it", target=spec.text,
+            hint="use a ProxyCommand that passes the bytes itself",
+        )  # fmt: skip
+    methods = given("preferredauthentications")
+    if one("pubkeyauthentication", "yes") in ("no", "false"):
+        what = "PubkeyAuthentication no"
+    elif methods and "publickey" not in methods.split(","):
+        what = f"PreferredAuthentications {methods}"
+    else:
+        return
+    raise ConfigError(
+        f"{what} is set for this host, and keys are the only way in that specctl has", target=spec.text,
+        hint="allow publickey for this host in ssh_config",
+    )  # fmt: skip
+
+
+def _other_logins(one: Callable[..., str], given: Callable[[str], str | None]) -> list[str]:
+    found = []
+    if provider := given("pkcs11provider"):
+        found.append(f"PKCS11Provider {provider}: its keys only through the agent (ssh-add -s {shlex.quote(provider)})")
+    for key, name in (("gssapiauthentication", "GSSAPIAuthentication"), ("hostbasedauthentication",
+                      "HostbasedAuthentication")):  # fmt: skip
+        if one(key) in ("yes", "true"):
+            found.append(f"{name}: specctl knows keys only")
+    return found
+
+
+def _jump(hosts: str) -> Jump:
+    via, _, host = hosts.rpartition(",")
+    return Jump(host=host, via=via or None)
+
+
+def _tokens(spec: SshSpec, hostname: str, user: str, port: int, alias: str | None, jump: str | None) -> dict[str, str]:
+    """ssh's `%h` and the like."""
+    here = socket.gethostname()
+    hop = _jump(jump).host if jump else ""
+    digest = hashlib.sha1(f"{here}{hostname}{port}{user}{hop}".encode(errors="surrogateescape")).hexdigest()
+    return {
+        "h": hostname, "n": spec.host, "p": str(port), "r": user, "u": _user(), "d": str(Path.home()),
+        "i": str(os.getuid()), "k": alias or spec.host, "l": here, "L": here.partition(".")[0], "j": hop, "C": digest,
+    }  # fmt: skip
 
 
 def _without_client(spec: SshSpec) -> SshOptions:
@@ -197,11 +285,15 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _words(value: str) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError:
-        return value.split()
+def _files(value: str) -> list[str]:
+    """The paths in `value`. `ssh -G` quotes none, so that only the files themselves tell which blanks part them."""
+    words = value.split(" ")
+    found = []
+    while words:
+        count = next((n for n in range(len(words), 1, -1) if Path(" ".join(words[:n])).exists()), 1)
+        found.append(" ".join(words[:count]))
+        del words[:count]
+    return [path for path in found if path]
 
 
 def _agent(value: str, tokens: dict[str, str]) -> str | None:
@@ -216,6 +308,9 @@ def _agent(value: str, tokens: dict[str, str]) -> str | None:
 
 def _expand(path: str, tokens: dict[str, str]) -> str:
     """`path` with ssh's own `%d`-like tokens, `${VARIABLE}` and a leading `~` replaced."""
-    path = re.sub(r"%([a-zA-Z%])", lambda match: tokens.get(match[1], "%" if match[1] == "%" else match[0]), path)
-    path = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), path)
+    path = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), _replaced(path, tokens))
     return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def _replaced(text: str, tokens: dict[str, str]) -> str:
+    return re.sub(r"%([a-zA-Z%])", lambda match: tokens.get(match[1], "%" if match[1] == "%" else match[0]), text)

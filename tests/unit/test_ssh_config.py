@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.transport.ssh_config import SshOptions, SshSpec, parse_dump, parse_spec, resolve
+from orchestrator.transport.ssh_config import Jump, SshOptions, SshSpec, parse_dump, parse_spec, resolve
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,46 @@ def test_the_record_name_is_the_alias_or_the_host_with_a_port_that_is_not_22() -
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("proxyjump a,b", "ProxyJump a,b"),
-        ("proxycommand nc %h %p", "ProxyCommand nc %h %p"),
-        ("pkcs11provider /usr/lib/x.so", "PKCS11Provider"),
+        ("bindinterface eth0", "BindInterface eth0"),
+        ("knownhostscommand /bin/keys %H", "KnownHostsCommand /bin/keys %H"),
+        ("revokedhostkeys /etc/ssh/revoked", "RevokedHostKeys /etc/ssh/revoked"),
+        ("proxycommand nc %h %p\nproxyusefdpass yes", "ProxyUseFdpass yes"),
+        ("pubkeyauthentication false", "PubkeyAuthentication no"),
+        ("preferredauthentications keyboard-interactive,password", "PreferredAuthentications keyboard-interactive"),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(line: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"pve1: {name}"):
+    with pytest.raises(ConfigError, match=f"^pve1: {re.escape(name)}") as caught:
         parsed(line)
+    assert caught.value.exit_code == 2 and caught.value.hint
+
+
+def test_jump_hosts_are_gone_through_from_the_last_one_back() -> None:
+    assert parsed("proxyjump a").jump == Jump(host="a", via=None)
+    assert parsed("proxyjump me@a:2201,b,[::1]:2202").jump == Jump(host="[::1]:2202", via="me@a:2201,b")
+    assert parsed("proxyjump none").jump is None and parsed().jump is None
+
+
+def test_a_proxy_command_is_one_for_a_shell_with_its_tokens_replaced() -> None:
+    command = parsed("proxycommand nc -X 5 %h %p '%r@%n' %% $HOME").proxy_command
+    assert command == "nc -X 5 10.0.0.9 2222 'me@pve1' % $HOME"
+    assert parsed("proxycommand none").proxy_command is None
+
+
+def test_what_only_adds_ways_in_is_kept_to_be_named_when_it_is_missed() -> None:
+    options = parsed("pkcs11provider /usr/lib/x.so", "gssapiauthentication yes", "verifyhostkeydns ask")
+    assert [text.split()[0] for text in options.other_logins] == ["PKCS11Provider", "GSSAPIAuthentication:"]
+    assert options.verify_by_dns
+    assert not parsed("verifyhostkeydns false").verify_by_dns
+
+
+def test_several_files_of_known_hosts_are_parted_even_when_one_has_a_blank(tmp_path: Path) -> None:
+    (tmp_path / "my keys").mkdir()
+    blank, other = tmp_path / "my keys" / "known", tmp_path / "other"
+    blank.touch()
+    assert parsed(f"userknownhostsfile {other} {blank} /dev/null").known_hosts_files == [
+        str(other), str(blank), "/dev/null",
+    ]  # fmt: skip
 
 
 def test_the_hint_is_how_a_person_reaches_the_host() -> None:

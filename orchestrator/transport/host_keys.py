@@ -1,0 +1,179 @@
+"""Whether a host is the one it should be: its key against the user's known_hosts files, then against specctl's own.
+
+Nothing is ever asked, and the user's files are only read. What `--accept-new` trusts is written into a file of
+specctl's own, `known_hosts` in its state folder, which is read after the user's and never outvotes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+from orchestrator import index
+from orchestrator.errors import HostKeyError
+from orchestrator.transport import known_hosts
+from orchestrator.transport.known_hosts import HostEntry, Judgement
+from orchestrator.transport.ssh_config import SshOptions
+
+
+def own_file() -> Path:
+    """Where the keys are that `--accept-new` trusted."""
+    return index.folder() / "known_hosts"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """What is on record of hosts' keys, as it was read just now."""
+
+    theirs: list[HostEntry]
+    """Of the user's files and the system's."""
+    own: list[HostEntry]
+
+    def types(self, name: str) -> list[str]:
+        """The key types to ask for first."""
+        return known_hosts.types_on_record([*self.theirs, *self.own], name)
+
+
+def read(options: SshOptions) -> Records:
+    """Raises nothing for files that are missing or broken."""
+    return Records(theirs=known_hosts.read(options.known_hosts_files), own=known_hosts.read([str(own_file())]))
+
+
+def check(key: paramiko.PKey, records: Records, options: SshOptions, *, target: str, accept_new: bool) -> None:
+    """Raises `HostKeyError` unless `key` is on record. A host without any record is put there with `accept_new`."""
+    judgement = _judge(key, records, options)
+    if judgement.standing == "known":
+        return
+    if judgement.standing == "unknown" and accept_new:
+        _remember(key, options, target)
+        return
+    raise _error(judgement, key, options, target)
+
+
+def _judge(key: paramiko.PKey, records: Records, options: SshOptions) -> Judgement:
+    name = options.record_name
+    bare = options.hostname if name == options.where else None
+    theirs = known_hosts.judge(records.theirs, name, key.get_name(), key.asbytes(), bare_name=bare)
+    if theirs.standing != "unknown":
+        return theirs
+    own = known_hosts.judge(records.own, name, key.get_name(), key.asbytes())
+    return theirs if own.standing == "unknown" else own
+
+
+def _remember(key: paramiko.PKey, options: SshOptions, target: str) -> None:
+    path = own_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            # Somebody else may have met the host meanwhile, and another key.
+            judgement = _judge(key, Records(theirs=[], own=known_hosts.read([str(path)])), options)
+            if judgement.standing == "unknown":
+                _append(path, f"{options.record_name} {key.get_name()} {base64.b64encode(key.asbytes()).decode()}\n")
+    except OSError as error:
+        raise HostKeyError(
+            f"the host key of {options.where} is new, and cannot be remembered in {path}: {error.strerror}",
+            target=target,
+            hint="make that file writable, or set XDG_STATE_HOME to a folder that is",
+        ) from error
+    if judgement.standing not in ("unknown", "known"):
+        raise _error(judgement, key, options, target)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _append(path: Path, line: str) -> None:
+    """The file with one more line, whole at any moment."""
+    before = path.read_bytes() if path.exists() else b""
+    if before and not before.endswith(b"\n"):
+        before += b"\n"
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.touch(mode=0o600)
+    with aside.open("wb") as file:
+        file.write(before + line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+# --- what to say ----------------------------------------------------------------------------------------------------
+
+
+def _error(judgement: Judgement, key: paramiko.PKey, options: SshOptions, target: str) -> HostKeyError:
+    shown = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+    say = {"revoked": _revoked, "changed": _changed}.get(judgement.standing, _unknown)
+    message, hint = say(judgement, shown, options)
+    return HostKeyError(message, target=target, hint=hint)
+
+
+def _revoked(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:
+    line = f"{judgement.entries[0].file}:{judgement.entries[0].line}"
+    return (
+        f"the host key of {options.where} is revoked by {line}: the server shows {shown}",
+        f"give the host a new key (ssh-keygen -A there), or remove that line if it is wrong: {line}",
+    )
+
+
+def _changed(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:
+    recorded = ", ".join(
+        f"{entry.key_type} {known_hosts.fingerprint(entry.key)} ({entry.file}:{entry.line})"
+        for entry in judgement.entries
+    )
+    files = dict.fromkeys(entry.file for entry in judgement.entries)
+    remove = " && ".join(_forget(file, options.record_name) for file in files)
+    shared = any(set(entry.patterns) & set("*?,") for entry in judgement.entries)
+    return (
+        f"the host key of {options.where} has changed: on record is {recorded}, but the server shows {shown}; "
+        "either it was installed anew, or somebody is in between",
+        f"if you know why it changed{' (the line is about other hosts, too)' if shared else ''}: {remove}",
+    )
+
+
+def _forget(file: str, name: str) -> str:
+    argv = ["ssh-keygen", "-f", file, "-R", name]
+    return shlex.join(argv if os.access(file, os.W_OK) else ["sudo", *argv])
+
+
+def _unknown(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:
+    files = ", ".join(options.known_hosts_files) or "no known_hosts file"
+    more = ""
+    ask = ["-o", "StrictHostKeyChecking=ask"]
+    if judgement.authority:
+        more = (
+            "; a @cert-authority line names it, but specctl cannot check host certificates: "
+            "its plain key has to be on record as well"
+        )
+        # Else `ssh` would be content with the certificate, and record nothing.
+        ask += ["-o", f"HostKeyAlgorithms={shown.split()[0]}"]
+    elif options.verify_by_dns:
+        more = "; VerifyHostKeyDNS is set, but specctl asks no DNS for keys"
+    itself = "specctl --accept-new ... trusts it as it is now"
+    hint = f"compare that fingerprint with the host's own (ssh-keygen -lf /etc/ssh/{_public_file(shown)} there), then "
+    if options.known_hosts_files and options.known_hosts_files[0] != "/dev/null":
+        hint += f"accept it: {options.ssh_command_with(ask)} true; or {itself}"
+    else:
+        hint += itself
+    message = f"the host key of {options.where} is not known: the server shows {shown}, and {files} has none for it"
+    return message + more, hint
+
+
+def _public_file(shown: str) -> str:
+    """The name under which sshd keeps such a key."""
+    kind = shown.split()[0].removeprefix("ssh-").partition("-")[0]
+    return f"ssh_host_{kind}_key.pub"
