@@ -26,8 +26,7 @@ def check(agent: Agent, plan: Plan) -> None:
     said = "; ".join(f"{problem['key']}: {problem['why']}" for problem in problems[:SHOWN])
     if len(problems) > SHOWN:
         said += f"; and {len(problems) - SHOWN} more"
-    where = f"on {plan.target.name}" + (f", as {plan.target.user}" if plan.target.user else "")
-    raise PreflightError(f"{said} ({where})", target=plan.target.name, hint=_hint(plan, problems[0]))
+    raise PreflightError(f"on {plan.target.name}, {said}", hint=_hint(plan, problems[0]))
 
 
 def _hint(plan: Plan, problem: dict[str, str]) -> str:

@@ -35,7 +35,7 @@ def run(call: Call) -> None:
         places[kind] = {}
         for key, text in inputs.get(kind, {}).items():
             path, why = resolve(text, os.path.join(bundle, "project"))
-            if why := why or look(path):
+            if why := why or look(path, shipped=not text.startswith(("/", "~", "$"))):
                 problems.append({"key": key, "path": text, "why": f"{shown(text, path)} {why}"})
             else:
                 places[kind][key] = path
@@ -59,8 +59,8 @@ def shown(text: str, path: str) -> str:
     return text if text == path or not text.startswith(("~", "$")) else f"{text} ({path})"
 
 
-def look(path: str) -> str | None:
-    """Why nothing can be read at `path`; None when something can."""
+def look(path: str, *, shipped: bool) -> str | None:
+    """Why nothing can be read at `path`; None when something can. `shipped`: it is in the project."""
     try:
         if os.path.isdir(path):
             os.listdir(path)
@@ -68,7 +68,7 @@ def look(path: str) -> str | None:
             with open(path, "rb") as file:
                 file.read(1)
     except FileNotFoundError:
-        return f"is not there{near(path)}"
+        return f"is not {'in the project that was shipped' if shipped else 'there'}{near(path, shipped=shipped)}"
     except PermissionError:
         return f"cannot be read by {user()}: Permission denied"
     except OSError as error:
@@ -76,18 +76,18 @@ def look(path: str) -> str | None:
     return None
 
 
-def near(path: str) -> str:
-    """What is there of a missing path: its folder and the nearest name in it, or the last folder that exists."""
+def near(path: str, *, shipped: bool) -> str:
+    """What is there of a missing path: the nearest name in its folder, or the last folder that exists."""
     folder, name = os.path.split(path.rstrip("/"))
-    if os.path.isdir(folder):
-        try:
-            close = difflib.get_close_matches(name, os.listdir(folder), n=1, cutoff=0.7)
-        except OSError:
+    try:
+        close = difflib.get_close_matches(name, os.listdir(folder), n=1, cutoff=0.7)
+    except OSError:
+        if shipped:
             return ""
-        return f"; did you mean {os.path.join(folder, close[0])}?" if close else ""
-    while folder and not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    return f", nor its folder; {folder} is"
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        return f" (of its path only {folder} is)"
+    return f"; did you mean {close[0] if shipped else os.path.join(folder, close[0])}?" if close else ""
 
 
 def user() -> str:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import files, foreign, proc, records
+from orchestrator.agent import files, foreign, proc, records, spawn
 from orchestrator.agent.follow import merge
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.watch import LogWatch
@@ -148,14 +148,7 @@ class Supervisor:
         return environ
 
     def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
-        program = self.argv[0]
-        why = f"{program}: {os.strerror(error.errno or 0)}"
-        if error.filename == self.cwd:
-            why = f"working directory {self.cwd}: {os.strerror(error.errno or 0)}"
-        elif isinstance(error, FileNotFoundError) and "/" not in program:
-            why = f"{program}: not found (searched {environ.get('PATH', '')})"
-        elif isinstance(error, FileNotFoundError) and os.path.exists(program):
-            why = f"{program}: its interpreter (the #! line) does not exist"
+        why = spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", ""))
         self.ending.create(to_json(ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)))
         self.journal.event("ended", never_started=why)
         self._write_scan()
