@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator.errors import BundleError, ConfigError
 from orchestrator.manifest import Entry, bundle_hash
@@ -58,7 +59,10 @@ class Bundle:
                     info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
                     tar.addfile(info)
                 else:
-                    data = path.read_bytes()
+                    try:
+                        data = path.read_bytes()
+                    except OSError as error:
+                        _unreadable(error)
                     if hashlib.sha256(data).hexdigest() != kinds[name].sha256:
                         raise BundleError(f"{path} changed while it was being sent", hint="launch again")
                     info.size, info.mode = len(data), 0o755 if kinds[name].kind == "program" else 0o644
@@ -72,6 +76,13 @@ class Bundle:
 def collect(source: Path | None, *, without: Iterable[Path] = ()) -> Bundle:
     """The bundle of the trainer and of the project at `source` (None: no project), `without` what lies in these
     folders: a workdir inside the project would ship every run again with the next. Raises `BundleError`."""
+    try:
+        return _collect(source, without)
+    except OSError as error:
+        _unreadable(error)
+
+
+def _collect(source: Path | None, without: Iterable[Path]) -> Bundle:
     files: dict[str, Path] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -83,7 +94,10 @@ def collect(source: Path | None, *, without: Iterable[Path] = ()) -> Bundle:
     commit = diff = None
     if source is not None:
         if not source.is_dir():
-            raise ConfigError(f"--source {source}: not a directory")
+            raise ConfigError(
+                f"--source {source}: {'not a directory' if source.exists() else 'no such directory'}",
+                hint="name the project's own folder, or ship none with --no-source",
+            )
         inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true\n"
         names = git_files(source) if inside else plain_files(source)
         kept_out = [f"{os.path.relpath(folder, source)}/" for folder in without]
@@ -97,6 +111,13 @@ def collect(source: Path | None, *, without: Iterable[Path] = ()) -> Bundle:
         files=files, entries=[_entry(name, path) for name, path in files.items()], commit=commit, diff=diff,
         source=str(source) if source else None,
     )  # fmt: skip
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise BundleError(
+        f"{error.filename} cannot be read, and what is only half the project is not shipped: {error.strerror}",
+        hint="make it readable, have git ignore it, or ship another folder with --source DIR, or none with --no-source",
+    ) from error
 
 
 def git_files(root: Path) -> list[str]:
@@ -114,7 +135,7 @@ def git_files(root: Path) -> list[str]:
 
 def plain_files(root: Path) -> list[str]:
     names = []
-    for folder, folders, found in os.walk(root):
+    for folder, folders, found in os.walk(root, onerror=_unreadable):
         folders[:] = sorted(name for name in folders if not _ignored(name))
         base = Path(folder).relative_to(root)
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
