@@ -5,6 +5,7 @@ Everything here is decided on what the targets say now. The local index only say
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,8 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
             raise UnreachableError(
                 f"no run {wanted!r} on the targets that answered; not asked: {_names(silent)}", hint=_why(silent)
             )
-        raise NotFound(f"no run {wanted!r} on {_targets(fleet)}", hint=_hint(runs))
+        places = [*fleet.inventory.targets, *fleet.inventory.groups]
+        raise NotFound(f"no run {wanted!r} on {_targets(fleet)}", hint=_nearest(wanted, runs, places) or _hint(runs))
     if len(fitting) > 1:
         raise Ambiguous(f"{wanted!r} fits {len(fitting)} runs", hint=_candidates(fitting))
     run = fitting[0]
@@ -140,6 +142,19 @@ def _why(views: Sequence[TargetView]) -> str:
 
 def _candidates(runs: Sequence[Run]) -> str:
     return "which of: " + _newest(runs, 10, lambda run: f"{run.run_id} ({run.verdict.state} on {run.target.name})")
+
+
+def _nearest(wanted: str, runs: Sequence[Run], places: Sequence[str]) -> str | None:
+    """What was meant by a name that fits nothing: a run by its id or by the word in it, or a target or group."""
+    named = {word: run for run in sorted(runs, key=lambda run: run.probe.created_at)
+             for word in (run.run_id, run.run_id[len("20260101-000000-") : -len("-0000")])}  # fmt: skip
+    if wanted in places:
+        return f"{wanted} is a target or group, and this needs one run; specctl status {wanted} lists them"
+    near = difflib.get_close_matches(wanted, [*named, *places], n=1, cutoff=0.7)
+    if not near:
+        return None
+    run = named.get(near[0])
+    return f"did you mean {run.run_id} ({run.verdict.state})?" if run else f"did you mean {near[0]}?"
 
 
 def _hint(runs: Sequence[Run]) -> str:
