@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import DeadlineExceeded, SpecctlError, UnreachableError
 from orchestrator.inventory import Attach
-from orchestrator.transport.base import Completed, Transport
+from orchestrator.transport.base import Completed, Stream, Transport
 from orchestrator.transport.node import ENTER, ON_NODE
 from orchestrator.transport.pct import PctTransport
 
@@ -36,7 +36,7 @@ printf '%s\0' * | xargs -0 -n 1 -P "$3" sh ../leg
 """
 
 _LEG = r"""
-leg=$FOLDER/legs/$1
+leg=${FOLDER:?}/legs/${1:?}
 cd / || exit 1
 : >"$leg/out"
 : >"$leg/err"
@@ -53,7 +53,8 @@ out=$(stat -c %s - <&3) err=$(stat -c %s - <&4)
 rm -rf "$leg"
 exit 0
 """
-"""The answers are opened before anything runs: lxc-attach gives what it writes on to root, past a user's sudo."""
+"""The answers are opened before anything runs: lxc-attach gives the files it writes to to root, whoever asked. Unset
+variables end it: a login shell that was replaced by another one would run the archive itself, line by line."""
 
 _RUN = (
     ENTER
@@ -124,11 +125,9 @@ def fanout(
                     if request is not None:
                         result = _result(node, request, ssh, leg_timeout_s, code, elapsed_s, stdout, stderr)
                         yield Leg(index=index, result=result)
-            said = " ".join(stream.stderr.decode(errors="replace").split())[-500:]
-            failure = UnreachableError(
-                f"the node did not run it: {said or stream.why_unknown or f'exit code {stream.exit_code}'}",
-                hint="is there room in /dev/shm or /tmp of the node?",
-            )
+            if not pending:
+                return
+            failure = _unrun(node, next(iter(pending.values())), ssh, stream)
     except SpecctlError as error:
         failure = error
     for index, request in pending.items():
@@ -178,6 +177,18 @@ class _Reader:
             yield index, code, elapsed_s, stdout, stderr
 
 
+def _unrun(node: Transport, request: Request, ssh: str | None, stream: Stream) -> SpecctlError:
+    """Why the node's script ended before its time."""
+    done = Completed(exit_code=stream.exit_code, stdout=b"", stderr=stream.stderr)
+    if request.vmid is not None and (error := PctTransport(node, request.vmid, node=ssh).explain(done)) is not None:
+        return error
+    said = " ".join(stream.stderr.decode(errors="replace").split())[-500:]
+    return UnreachableError(
+        f"the node did not run it: {said or stream.why_unknown or f'exit code {stream.exit_code}'}",
+        hint="is there room in /dev/shm or /tmp of the node?",
+    )
+
+
 def _result(
     node: Transport,
     request: Request,
@@ -195,7 +206,7 @@ def _result(
         return UnreachableError(f"the node did not run it: {said or 'it left no exit code'}", target=target)
     # A program may be killed by others, too, but hardly that late.
     timed_out = code == 137 and elapsed_s >= int(leg_timeout_s)
-    if request.vmid is not None and not stdout:
+    if request.vmid is not None and not stdout and code != 0:
         container = PctTransport(node, request.vmid, node=ssh, target=target, attach=request.attach)
         if (error := container.explain(completed)) is not None:
             return error

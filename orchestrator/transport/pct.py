@@ -12,8 +12,11 @@ from orchestrator.inventory import Attach
 from orchestrator.transport.base import Completed, Limits, Stdin, Stream, Transport
 from orchestrator.transport.node import ENTER, LOOK, ON_NODE
 from orchestrator.transport.pct_errors import Entrance, seen_in
+from orchestrator.transport.terminal import Screen, Terminal
 
 _GUARD = ENTER + '\nenter "$@"\n'
+_RAW_GUARD = ENTER + '\nstty raw -echo 2>/dev/null\nenter "$@"\n'
+"""With a terminal on the node and another in the container, only the inner one may turn keys into signals."""
 _LOOK_DEADLINE_S = 10.0
 
 
@@ -48,13 +51,16 @@ class PctTransport(Transport):
         guarded = [*ON_NODE, _GUARD, "specctl-enter", str(self._entrance.vmid), limit_s, attach, *argv]
         return self._inner._open(guarded, stdin, limits, stderr_limit)
 
+    def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:
+        attach = "pct" if self._entrance.attach == "auto" and not self._reads else self._entrance.attach
+        guarded = [*ON_NODE, _RAW_GUARD, "specctl-enter", str(self._entrance.vmid), "none", attach, *argv]
+        return self._inner.terminal(guarded, screen, deadline_s=deadline_s)
+
     def close(self) -> None:
         self._inner.close()
 
     def explain(self, completed: Completed) -> SpecctlError | None:
         """Also what keeps a container from being entered. Asks the node for what the message lacks."""
-        if completed.exit_code == 0:
-            return None
         if (lost := super().explain(completed)) is not None:
             return lost
         argv = [*ON_NODE, LOOK, "specctl-look", str(self._entrance.vmid)]

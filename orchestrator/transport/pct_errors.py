@@ -66,9 +66,13 @@ class Entrance:
 
     def reason(self, said: str, exit_code: int | None, seen: Seen) -> tuple[str, str] | None:
         """(why, what to do) for a command that ended with `exit_code` and `said` this on stderr; None: cannot tell."""
-        found = self._container(said, seen) or self._node_itself(said) or self._sudo(said, seen)
+        found = None
+        if exit_code != 0:
+            found = self._container(said, seen) or self._node_itself(said) or self._sudo(said, seen)
         if found is None and not seen.answered:
-            words = " ".join(said.split())[-300:] or f"nothing, and ended with exit code {exit_code}"
+            # A shell that was given a request for a script repeats it in its complaint, and it may hold secrets.
+            words = " ".join(re.sub(r"\{\W*token.*", "(the request)", said).split())[-300:]
+            words = words or f"nothing, and ended with exit code {exit_code}"
             trial = f"ssh {shlex.quote(self.ssh)} echo works" if self.ssh else "sh -c 'echo works'"
             return (
                 f"the login shell on {self.node} does not run what it is given; it said: {words}",
