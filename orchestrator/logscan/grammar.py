@@ -1,23 +1,31 @@
-r"""What counts as a step, a figure, a worker or a phase in a line of text.
+r"""What counts as a step, a figure or a phase in a line of text; `docs/step-lines.md` says it to users.
 
 **Step**: `step=12`, `step: 12`, `"step": 12`, also `iter`, `iteration`, `global_step`, `train_step`, `train/step`; an
-optional total (`step=12/1000`). With only a space between (`Step 12`, `step 12/1000`) it counts when the line holds
-nothing else, or a loss or a tok/s besides: `Step 1: download the data` is prose. `eval_step=`, `val/step`, `stepsize`,
-`steps_per_epoch=` are other words. A line that only says where to resume from is no step.
+optional total (`step=12/1000`, `Step [12/1000]`). With only a space between (`Step 12`) it counts when the line holds
+nothing else, or a loss or a tok/s besides: `Step 1: download the data` is prose. Words that often mean something else
+(`steps`, `it`, `update`, `num_updates`, `batch 12/1000`) and a bare position (`[12/1000]`, `12/1000` in front) count
+only beside a loss or a tok/s. `eval_step=`, `val/step`, `stepsize`, `steps_per_epoch=` are other words, and so is all
+that a line of an evaluation says. An epoch is no step. A line that only says where to resume from, or lists arguments,
+is no step.
 
-**tok/s**: `tok/s=`, `toks/s`, `tokens/s`, `tokens/sec`, `tok_s`, `tok_per_sec`, `tokens_per_sec`, `tokens_per_second`,
-`tps`, `tgs`, and a figure in front of the unit (`310 tok/s`). **Others**: `loss`, `train_loss`, `train/loss`; `lr`,
-`learning_rate`; `grad_norm`, `gnorm`. Numbers may be `1,234`, `1_234`, `1.2k`, `2.3e-4`, `nan`, `-inf`, `tensor(2.3)`.
+**Progress bar** (tqdm): a frame is a step if the bar is named so (`Epoch 3:`, `Training:`, `Steps:`) or shows a loss or
+a tok/s. A nameless one may be of anything: `progress.py` takes its position for the step of a loss line without one
+(`{'loss': 2.3, 'epoch': 0.1}`), and from then on its frames are steps.
 
-**Worker**: `worker=NAME` anywhere, with any name; `[drafter-0]` or `(drafter-0)` or `[rank3]:` before the first figure,
-or the bare name in front (`drafter-0: step=12`), after timestamps and log levels. Such a name ends in a number, and one
-of its words says that it is one of several that work: rank, worker, drafter, target, trainer, learner, actor, replica,
-shard, thread, proc(ess), device, gpu, cuda, npu, tpu (`local_rank3`, `ForkProcess-2`, `ThreadPoolExecutor-0_1`,
-`cuda:0`). `layer0: loss=0.2` names no worker.
+**tok/s**: `tok/s=`, `toks/s`, `tokens/s`, `tokens/sec`, `tok_s`, `tok_per_sec`, `tokens_per_second`, each also with
+`_per_gpu` or `/gpu`, `tps`, `tgs`, `wps`, and a figure in front of the unit (`310 tok/s`). **Others**: `loss`,
+`train_loss`, `train/loss`, `total_loss` and the like; `lr`, `learning_rate`; `grad_norm`, `gnorm`. Numbers may be
+`1,234`, `1_234`, `1.2k`, `2.3e-4`, `nan`, `-inf`, `tensor(2.3)`.
+
+**Worker**: `worker=NAME` anywhere, with any name; `rank=3` (rank3); `[drafter-0]` or `(drafter-0)` or `[rank3]:` before
+the first figure, or the bare name in front (`drafter-0: step=12`), after timestamps and log levels. Such a name ends in
+a number, and one of its words says that it is one of several that work (`names.ROLES`). `layer0: loss=0.2` names no
+worker.
 
 **Phase**: `phase=compile_warmup unit=3/12 seconds=1.2`. A line with a phase is a step only if it also has a figure.
 
-`patterns` (step, tok_s, loss, worker -> regular expression with one group) are tried first, then this grammar.
+`patterns` (step, tok_s, loss, lr, grad_norm, worker -> regular expression with one group) are tried first, then this
+grammar.
 """
 
 from __future__ import annotations
@@ -27,19 +35,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FIGURE_NAMES = ("step", "tok_s", "loss", "lr", "grad_norm")
+from orchestrator.logscan.names import MAX_NAME, alone, front_end, worker_of
+
+FIGURE_NAMES = ("step", "weak", "tok_s", "loss", "lr", "grad_norm")
 MAX_STEP_DIGITS = 15
-PATTERN_NAMES = ("step", "tok_s", "loss", "worker")
+PATTERN_NAMES = ("step", "tok_s", "loss", "lr", "grad_norm", "worker")
 
 # Two gates on lower-cased bytes, since nearly all lines say nothing: a cheap search for where a word may stand, and a
 # closer look there. What the closer look asks for begins with what the search found.
 GATE = re.compile(
-    rb"step|iter|loss|tok|tps|tgs|phase|traceback \(|in thread |file \"|fatal python|terminate called|shared memory"
+    rb"step|iter|loss|tok|tps|tgs|phase|%\||traceback \(|in thread |file \"|fatal python|terminate called"
+    rb"|shared memory"
 )
 CLOSER = re.compile(
-    rb"(?:step|iter(?:ation)?|loss|tps|tgs|phase)[\"']?(?:\s*[=:]|\s+[\"']?[-+]?[\d.ni])|tok(?:en)?s?[/_][sp]"
-    rb"|traceback \(most|in thread |file \"[^\"\n]+\", line \d+\s*$|fatal python error|terminate called a"
-    rb"|shared memory",
+    rb"(?:steps?|iter(?:ation)?|loss(?:/train|_step)?|tps|tgs|phase)[\"']?(?:\s*[=:]|\s+[\"'\[]?\s*[-+]?(?:[\d.]|nan|inf))"
+    rb"|tok(?:en)?s?(?:[/_][sp]| per s)|%\||traceback \(most|in thread |file \"[^\"\n]+\", line \d+\s*$"
+    rb"|fatal python error|terminate called a|shared memory",
     re.MULTILINE,
 )
 
@@ -47,46 +58,40 @@ NUMBER = (
     r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?[km]?"
     r"|[-+]?(?:nan|inf(?:inity)?)"
 )
-TOKENS_PER_SECOND = r"tok(?:en)?s?(?:/s(?:ec(?:ond)?)?|_s|_per_s(?:ec(?:ond)?)?)"
+TOKENS_PER_SECOND = r"tok(?:en)?s?(?:/s(?:ec(?:ond)?)?|_s|[_ ]per[_ ]s(?:ec(?:ond)?)?)(?:(?:/|_per_)(?:gpu|device))?"
 FIGURE = re.compile(
     r"(?<![\w/.\-])(?:train(?:ing)?[/_. ])?(?:"
     r"(?P<step>(?:global[_ ]|optimizer[_ ])?step|iteration|iter)"
-    rf"|(?P<tok_s>{TOKENS_PER_SECOND}|tps|tgs)"
-    r"|(?P<loss>loss)|(?P<lr>lr|learning_rate)|(?P<grad_norm>grad[_ ]norm|gnorm)"
-    r")[\"']?(?P<sep>\s*[=:]\s*|\s+)[\"']?(?:(?:tensor|np\.float\d+)\()?"
-    rf"(?P<value>{NUMBER})(?![\w%]|\.\w|:\d)(?:/(?P<total>[\d,_]+))?",
+    r"|(?P<weak>(?:global[_ ])?steps|it|(?:num_)?updates?|batch)"
+    rf"|(?P<tok_s>{TOKENS_PER_SECOND}|tps|tgs|wps)"
+    r"|(?P<loss>(?:(?:total|avg|average|mean|running|lm|ce|batch|step)[_ ])?loss(?:/train|_step)?)"
+    r"|(?P<lr>lr|learning[_ ]rate)|(?P<grad_norm>grad[_ ]norm|gnorm)"
+    r")[\"']?(?P<sep>\s*[=:]\s*|\s+)[\"']?(?:(?:tensor|np\.float\d+)\(|\[\s*)?"
+    rf"(?P<value>{NUMBER})(?![\w%]|\.\w|:\d|,\d)(?P<scale> [km](?!\w))?(?:\s*/\s*(?P<total>\d[\d,_]*))?",
     re.IGNORECASE,
 )
-FIGURE_FIRST = re.compile(rf"(?<![\w./])(?P<value>{NUMBER}) ?{TOKENS_PER_SECOND}(?![\w=:])", re.IGNORECASE)
+FIGURE_FIRST = re.compile(rf"(?<![\w./])(?P<value>{NUMBER}) ?{TOKENS_PER_SECOND}(?![\w=:/])", re.IGNORECASE)
+EVALUATION = r"(?:eval(?:uat\w+)?|val(?:id\w*)?|predict\w*|sanity|test(?:ing)?(?= (?:set|loss|step|batch)|[:\])]))"
+EVALUATED = re.compile(rf"[\[(<|]*{EVALUATION}(?![\w/.=\-])", re.IGNORECASE)
+"""In front of a line: what follows is of an evaluation."""
+EVALUATED_FIGURE = re.compile(r"(?<![\w/.\-])(?:eval(?:uation)?|val(?:id(?:ation)?)?|test) \Z", re.IGNORECASE)
+"""In front of a figure: it is of an evaluation."""
+POSITION = re.compile(
+    r"(?P<word>[A-Za-z]*)[:=]? ?[\[(]\s*(?P<n>\d{1,15})/(?P<total>\d{1,15})(?=[\s\]),:])(?!\s+\d\d?:\d\d)"
+)
+POSITION_IN_FRONT = re.compile(r"\s*(?P<n>\d{1,15})/(?P<total>\d{1,15})(?![\w/.:])(?!\s+\d\d?:\d\d)")
+POSITION_WORDS = ("", "train", "training", "batch", "it", "iter", "update")
+BAR = re.compile(r"(?P<name>[^\r]*?)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[")
+"""A frame of tqdm's: `Epoch 3:  23%|##3       | 120/500 [00:12<00:40,  9.55it/s, loss=2.31]`."""
+BARE_FRAME = re.compile(r"\s*\d{1,3}%\|[^|]*\|\s*(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[[\d:<?, .]*(?:it/s|s/it)\]\s*")
+BAR_OF_STEPS = re.compile(r"(?:train(?:ing)?|steps?|(?:train(?:ing)? )?epoch\b[^|]{0,40})\s*:?\s*$", re.IGNORECASE)
 
-PREFIX_NAME = (
-    r"(?!(?:step|iter(?:ation)?|epoch|ep|batch|it|micro|eval|val|loss|pid|tid|line|v|seed|lr)[-_ :]?\d)"
-    r"(?:(?:cuda|gpu|npu|rank):\d+|[A-Za-z][A-Za-z_]*(?:[-_ ]?[A-Za-z_]*\d+)+)"
-)
-"""Whoever stands in front of a line of a traceback: it says which lines belong together, and makes no worker."""
-ROLES = (
-    r"(?:rank|worker|drafter|target|trainer|learner|actor|replica|shard|thread(?:poolexecutor)?"
-    r"|(?:spawn|fork|forkserver)?process|proc|device|gpu|cuda|npu|tpu)"
-)
-WORKER_NAME = rf"(?=(?:[A-Za-z]+[-_ ])*{ROLES}(?![A-Za-z])){PREFIX_NAME}"
-MAX_NAME = 100
-WORKER_KEY = re.compile(
-    rf"(?<![\w/.\-])[\"']?worker[\"']?\s*[=:]\s*[\"']?(?P<name>\w[\w.:/-]{{0,{MAX_NAME - 1}}})", re.IGNORECASE
-)
-WORKER_BRACKET = re.compile(rf"\[(?P<a>{WORKER_NAME})\]|\((?P<b>{WORKER_NAME})\)", re.IGNORECASE)
-WORKER_BARE = re.compile(rf"(?P<name>{WORKER_NAME.replace(' ', '')})(?::\s|\s+\|?\s*)", re.IGNORECASE)
-STAMP = (
-    r"(?:[\[(]?\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)?[\])]?:?"
-    r"|[\[(]?\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?[\])]?:?"
-    r"|[\[(]?(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)[\])]?(?::|(?=\s)))"
-)
-LOGGED = re.compile(STAMP)
-FRONT = re.compile(rf"\s+|[-|>:]\s|{STAMP}")
 PHASE = re.compile(
     rf"(?<![\w/.\-])[\"']?phase[\"']?\s*[=:]\s*[\"']?(?P<name>[A-Za-z][\w./-]{{0,{MAX_NAME - 1}}})", re.IGNORECASE
 )
 FIELD = re.compile(r"(?<![\w/.\-])(?P<key>[A-Za-z_][\w./-]*)=(?P<value>[^\s,;]+)")
 RESUME = re.compile(r"\b(?:resum|restor|load|continu|from (?:the )?(?:checkpoint|step))", re.IGNORECASE)
+LISTED = re.compile(r"\b(?:config\w*|args|arguments|hparams|hyperparameters|namespace)\s*[:=(]", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -100,7 +105,11 @@ class Reading:
     grad_norm: float | None = None
     worker: str | None = None
     phase: str | None = None
+    bar: tuple[int, int] | None = None
+    """(position, total) of a nameless progress bar, which may be the training's."""
     fields: dict[str, str] = field(default_factory=dict)
+    spans: list[tuple[str, int, int]] | None = None
+    """(name, start, end) of each figure, where every one stands behind its own name; else None."""
 
 
 def number(text: str) -> float:
@@ -129,23 +138,28 @@ class Grammar:
 
     def read(self, line: str) -> Reading | None:
         """What `line` says, or None when that is nothing."""
+        frame = BARE_FRAME.fullmatch(line) if "%|" in line and not self.patterns else None
+        if frame:
+            return Reading(bar=(int(frame["n"]), int(frame["total"])))
         reading = Reading()
         own_step = self._own(line, reading)
-        found = self._figures(line, reading)
-        first = found.first
+        found = _Found(first=len(line), figures=reading.tok_s is not None or reading.loss is not None)
+        if not EVALUATED.match(line, front_end(line)):
+            _figures(line, reading, found)
         phase = PHASE.search(line)
         if phase:
             reading.phase = phase["name"]
             reading.fields = {m["key"]: m["value"] for m in FIELD.finditer(line) if m["key"].lower() != "phase"}
-            first = min(first, phase.start())
+            found.first = min(found.first, phase.start())
         # A step that stands without any figure: is it progress, or only mentioned?
-        bare = reading.step is not None and not own_step and not found.others
-        if bare and (phase or RESUME.search(line) or (found.by_space and not (found.last and _alone(line, first)))):
-            reading.step = None
-        if reading.step is None and reading.tok_s is None and reading.loss is None and reading.phase is None:
+        if reading.step is not None and not own_step and not found.figures:
+            prose = found.by_space and not (found.last and alone(line, found.first))
+            if LISTED.search(line) or (not found.others and (phase or prose or RESUME.search(line))):
+                reading.step = None
+        if (reading.step, reading.tok_s, reading.loss, reading.phase, reading.bar) == (None,) * 5:
             return None
         if reading.worker is None:
-            reading.worker = worker_of(line, first)
+            reading.worker = worker_of(line, found.first)
         return reading
 
     def _own(self, line: str, reading: Reading) -> bool:
@@ -168,65 +182,85 @@ class Grammar:
                 reading.step = int(value)
         return reading.step is not None
 
-    @staticmethod
-    def _figures(line: str, reading: Reading) -> _Found:
-        """Fills in the figures that `reading` does not have yet."""
-        found = _Found(first=len(line), others=reading.tok_s is not None or reading.loss is not None)
-        for match in FIGURE.finditer(line):
-            name = next(key for key in FIGURE_NAMES if match[key] is not None)
-            if getattr(reading, name) is not None:
-                continue
-            if name == "step":
-                digits = match["value"].replace(",", "").replace("_", "")
-                if not digits.isdigit() or len(digits) > MAX_STEP_DIGITS:
-                    continue
-                reading.step = int(digits)
-                found.by_space = not match["sep"].strip()
-                found.last = not line[match.end() :].strip(" .:|-)]")
-            else:
-                setattr(reading, name, number(match["value"]))
-                found.others = True
-            found.first = min(found.first, match.start())
-        if reading.tok_s is None:
-            ahead = FIGURE_FIRST.search(line)
-            if ahead:
-                reading.tok_s, found.others = number(ahead["value"]), True
-        return found
-
 
 @dataclass(slots=True)
 class _Found:
     first: int
     """Where the first figure stands."""
+    figures: bool = False
+    """Whether there is a loss or a tok/s."""
     others: bool = False
-    """Whether there is a figure beside the step."""
+    """Whether there is any figure beside the step."""
     by_space: bool = False
     """Whether only a space stands between the step and its number."""
     last: bool = False
     """Whether nothing follows the step."""
 
 
-def _alone(line: str, first: int) -> bool:
-    """Whether only times, levels and a worker's name stand in front of `first`."""
-    front = WORKER_BRACKET.sub("", WORKER_KEY.sub("", line[front_end(line) : first])).strip(" :|-[(")
-    return not front or WORKER_BARE.fullmatch(front + ": ") is not None
+def _figures(line: str, reading: Reading, found: _Found) -> None:
+    """Fills in the figures that `reading` does not have yet."""
+    weak: int | None = None
+    spans: list[tuple[str, int, int]] = []
+    for match in FIGURE.finditer(line):
+        name = next(key for key in FIGURE_NAMES if match[key] is not None)
+        if getattr(reading, "step" if name == "weak" else name) is not None:
+            continue
+        if EVALUATED_FIGURE.search(line, max(0, match.start() - 12), match.start()):
+            continue
+        if name in ("step", "weak"):
+            step = _whole(match["value"])
+            if step is None or (name == "weak" and match[0][:5].lower() == "batch" and match["total"] is None):
+                continue
+            if name == "weak":
+                weak = step if weak is None else weak
+                continue
+            reading.step = step
+            spans.append(("step", match.start("value"), match.end("value")))
+            found.by_space = not match["sep"].strip()
+            found.last = not line[match.end() :].strip(" .:|-)]")
+        else:
+            scale = (match["scale"] or "").strip() if name == "tok_s" else ""
+            setattr(reading, name, number(match["value"] + scale))
+            spans.append((name, match.start("value"), match.end("scale" if match["scale"] else "value")))
+            found.others = True
+        found.first = min(found.first, match.start())
+    if reading.tok_s is None:
+        ahead = FIGURE_FIRST.search(line)
+        if ahead:
+            reading.tok_s = number(ahead["value"])
+            spans.append(("tok_s", ahead.start("value"), ahead.end("value")))
+    found.figures = reading.tok_s is not None or reading.loss is not None
+    found.others = found.others or found.figures
+    if reading.step is None:
+        _place(line, reading, found, weak)
+    elif "%|" not in line:
+        reading.spans = spans
 
 
-def front_end(line: str) -> int:
-    """Where the timestamps and log levels in front of a line end."""
-    end = 0
-    while match := FRONT.match(line, end):
-        end = match.end()
-    return end
+def _place(line: str, reading: Reading, found: _Found, weak: int | None) -> None:
+    """The step of a line that has no word for it: a bar's, a weak word's or a position's."""
+    bar = BAR.search(line) if "%|" in line else None
+    if bar:
+        name, position = line[front_end(line) : bar.start("percent")], (int(bar["n"]), int(bar["total"]))
+        if found.figures or BAR_OF_STEPS.search(name):
+            reading.step = position[0]
+            found.others = True
+        elif alone(line, bar.start("percent")):
+            reading.bar = position
+    elif found.figures:
+        reading.step = weak if weak is not None else _position(line)
 
 
-def worker_of(line: str, first: int) -> str | None:
-    """The worker that `line` names: by key, or in front of the figure at `first`."""
-    match = WORKER_KEY.search(line)
-    if match:
-        return match["name"].rstrip(".:/-") or None
-    match = WORKER_BRACKET.search(line, 0, first)
-    if match:
-        return match["a"] or match["b"]
-    match = WORKER_BARE.match(line, front_end(line), first)
-    return match["name"] if match else None
+def _position(line: str) -> int | None:
+    """`[12/1000]` anywhere, or `12/1000` in front; not of an epoch, and no date."""
+    places = [place for place in POSITION.finditer(line) if place["word"].lower() in POSITION_WORDS]
+    front = POSITION_IN_FRONT.match(line, front_end(line))
+    for place in [front, *places] if front else places:
+        if 2 <= int(place["total"]) >= int(place["n"]):
+            return int(place["n"])
+    return None
+
+
+def _whole(text: str) -> int | None:
+    digits = text.replace(",", "").replace("_", "")
+    return int(digits) if digits.isdigit() and len(digits) <= MAX_STEP_DIGITS else None

@@ -55,12 +55,15 @@ class Progress:
         self._advance_at, self._advance_burst = scan.advance_at, scan.advance_burst
         self._tok_s_figures = scan.tok_s_figures
         self._recent_tok_s, self._recent_intervals_s = list(scan.recent_tok_s), list(scan.recent_intervals_s)
+        self._bar, self._bar_total = list(scan.bar), scan.bar_total
 
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def read(self, reading: Reading, offset: int, now: float) -> list[Event]:
         """Counts one line in."""
         events: list[Event] = []
+        if reading.step is None and (reading.bar is not None or reading.loss is not None):
+            self._place(reading)
         worker = self._known(reading, events)
         if reading.phase is not None:
             self._phase, self._phase_at = reading.phase, now
@@ -84,6 +87,18 @@ class Progress:
         else:
             self._read_whole_run(reading, now)
         return events
+
+    def _place(self, reading: Reading) -> None:
+        """The step of a loss line without one is where the nameless bar stands; the bar's frames are steps from then
+        on. A finished bar is somebody else's: of the loading, say."""
+        if reading.bar is None:
+            if self._bar:
+                reading.step, self._bar_total = self._bar
+        else:
+            position, total = reading.bar
+            self._bar = [position, total] if position < total else []
+            if total == self._bar_total:
+                reading.step = position
 
     def _known(self, reading: Reading, events: list[Event]) -> _Worker | None:
         """The line's worker, made known and, when it steps, alive."""
@@ -140,14 +155,21 @@ class Progress:
 
     def _add_up(self) -> None:
         """Step, tok/s and loss of the run, from its living workers."""
-        living = [worker for worker in self._workers.values() if worker.died_at is None and worker.step is not None]
-        if not living:
+        step, tok_s, rates, loss, losses = None, 0.0, 0, 0.0, 0
+        for worker in self._workers.values():
+            if worker.died_at is not None or worker.step is None:
+                continue
+            if step is None or worker.step < step:
+                step = worker.step
+            if worker.tok_s is not None:
+                tok_s, rates = tok_s + worker.tok_s, rates + 1
+            if worker.loss is not None:
+                loss, losses = loss + worker.loss, losses + 1
+        if step is None:
             return
-        self._step = min(worker.step for worker in living if worker.step is not None)
-        figures = [worker.tok_s for worker in living if worker.tok_s is not None]
-        self._tok_s = _newer(sum(figures), None) if figures else None
-        losses = [worker.loss for worker in living if worker.loss is not None]
-        self._loss = _newer(sum(losses) / len(losses), None) if losses else None
+        self._step = step
+        self._tok_s = _newer(tok_s, None) if rates else None
+        self._loss = _newer(loss / losses, None) if losses else None
 
     def _advanced(self, now: float) -> None:
         self._steps_seen += 1
@@ -215,6 +237,7 @@ class Progress:
                 scan, whole_run=self._whole_run, first_step_offset=self.first_step_offset,
                 advance_at=self._advance_at, advance_burst=self._advance_burst, tok_s_figures=self._tok_s_figures,
                 recent_tok_s=list(self._recent_tok_s), recent_intervals_s=list(self._recent_intervals_s),
+                bar=list(self._bar), bar_total=self._bar_total,
             ),
         )  # fmt: skip
 

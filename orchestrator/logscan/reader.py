@@ -12,7 +12,8 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from orchestrator.logscan.grammar import FIGURE, LOGGED, PREFIX_NAME
+from orchestrator.logscan.grammar import FIGURE
+from orchestrator.logscan.names import LOGGED, PREFIX_NAME
 from orchestrator.model import Finding
 
 HEADER = "Traceback (most recent call last):"

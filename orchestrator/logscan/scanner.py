@@ -17,6 +17,7 @@ from orchestrator.logscan.grammar import CLOSER, GATE, Grammar
 from orchestrator.logscan.progress import Progress
 from orchestrator.logscan.reader import MARK, SHM, Complete, Reader
 from orchestrator.logscan.shapes import Shapes
+from orchestrator.logscan.templates import Templates
 from orchestrator.logscan.tracebacks import Tracebacks
 from orchestrator.model import LogSummary, OpenFinding, ScanState
 
@@ -49,6 +50,7 @@ class Scanner:
         self._after_cr = start.scan.after_cr
         self._shm_at = start.scan.shm_hint_offset
         self._shapes = Shapes(start.scan.shapes)
+        self._templates = Templates()
         self._now = 0.0
         self._offset = start.offset
         """Raw offset of the open line."""
@@ -164,15 +166,38 @@ class Scanner:
         position = 0
         while position < len(data):
             if not (every_line or replay or self._tracebacks.open):
+                if self._templates.known:
+                    position = self._alike(block, position, events)
                 at = _next_candidate(lowered, position)
                 if at < 0:
                     break
-                position = data.rfind(b"\n", position, at) + 1 or position
+                start = data.rfind(b"\n", position, at) + 1 or position
+                if start > position and self._templates.known:
+                    position = self._alike(block, start, events)
+                    if position > start:
+                        continue
+                position = start
             stop = data.find(b"\n", position)
             stop = len(data) if stop < 0 else stop
             self._line(block, position, stop, lowered, replay, events)
             position = stop + 1
         self._decided = max(self._decided, end)
+
+    def _alike(self, block: Block, position: int, events: list[Event]) -> int:
+        """Reads the lines from `position` on that look like earlier step lines; returns where it stopped."""
+        data, now, read, known = block.data, self._now, self._progress.read, self._templates.known
+        shift = block.offset if block.positions is None else None
+        hit = True
+        while hit:
+            hit = False
+            for template in known:
+                found = template.read(data, position)
+                if found is not None:
+                    offset = position + shift if shift is not None else block.raw_offset(position)
+                    events += read(found[0], offset, now)
+                    position, hit = found[1], True
+                    break
+        return position
 
     def _line(
         self, block: Block, start: int, stop: int, lowered: bytes, replay: bool, events: list[Event]
@@ -212,7 +237,10 @@ class Scanner:
                 self._tracebacks.close(reading.worker)
                 self._emit_findings(events)
             if not (mark or self._tracebacks.open):
-                self._shapes.learn(text)
+                if self._shapes.learn(text):
+                    self._templates.forget()
+                if not again and not self._grammar.patterns:
+                    self._templates.learn(text, reading)
         if (mark or self._tracebacks.open) and self._tracebacks.take(text, offset, figures=reading is not None):
             # Another thread's line may have been cut short by a traceback: what stands before it still counts.
             reading = self._grammar.read(text[: mark.start()]) if mark else None

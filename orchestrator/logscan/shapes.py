@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-NUMBER = re.compile(r"\d[\d.,_]*(?:[eE][-+]?\d+)?[kM]?|\bnan\b|\binf\b")
-OPEN_NUMBER = r"(?:\d[\d.,_]*(?:[eE][-+]?\d+)?[kM]?|nan|inf)"
+NUMBER = re.compile(r"\d+(?:[.,_]\d+)*(?:[eE][-+]?\d+)?[kM]?|\bnan\b|\binf\b")
+OPEN_NUMBER = r"(?:\d+(?:[.,_]\d+)*(?:[eE][-+]?\d+)?[kM]?|nan|inf)"
 GAP = "\0"
 MAX_SHAPES, MAX_CHARS = 4, 300
 
@@ -23,14 +23,18 @@ class Shapes:
         self.texts = list(shapes)
         self._pattern: re.Pattern[str] | None = None
 
-    def learn(self, line: str) -> None:
+    def learn(self, line: str) -> bool:
+        """Whether an older shape had to make room for it."""
         if len(line) > MAX_CHARS or (self.texts and self._compiled().fullmatch(line)):
-            return
+            return False
         shape = NUMBER.sub(GAP, line.strip())
         if shape and shape not in self.texts:
             self.texts.append(shape)
-            del self.texts[:-MAX_SHAPES]
             self._pattern = None
+            if len(self.texts) > MAX_SHAPES:
+                del self.texts[0]
+                return True
+        return False
 
     def find(self, line: str) -> re.Match[str] | None:
         """A step line that is only a part of `line`."""

@@ -5,7 +5,7 @@ Lines are routed to readers by the worker's prefix (`[rank0]: `); one that no op
 
 from __future__ import annotations
 
-from orchestrator.logscan.grammar import front_end
+from orchestrator.logscan.names import front_end
 from orchestrator.logscan.reader import FATAL, HEADER, IN_THREAD, LEAD, MARK, SYNTAX_FRAME, TERMINATE, Reader
 
 SPAN_BYTES = 1 << 20

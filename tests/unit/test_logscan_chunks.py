@@ -43,6 +43,11 @@ FRAGMENTS = [
     b"plain words that say nothing\n",
     b"\0\0\0half \xe2\x82 bad \xff utf-8 \xe2\x82\xac\n",
     b"10%|#\r20%|##\r",
+    b"\r 10%|# | 10/100 [00:01<00:09, 9.55it/s]",
+    b"\r 11%|# | 11/100 [00:01<00:09, 9.55it/s]",
+    b"\r100%|##| 25/25 [00:01<00:00, 9.55it/s]\n",
+    b"\r{'loss': 2.31, 'epoch': 0.1}\n",
+    b"Epoch 3:  23%|##3  | 120/500 [00:12<00:40,  9.55it/s, train_loss=2.31]\r",
     b"\r\n",
     b"\x1b[2K\x1b",
     b"step=",
@@ -92,6 +97,35 @@ def test_scanners_that_go_on_from_a_summary_see_what_one_scanner_sees(data, stop
         assert summary == scanner.summary()
     events += scanner.finish(5.0)
     assert (words(events), scanner.summary()) == scan(data, [])
+
+
+figures = st.one_of(
+    st.integers(0, 10**10).map(str), st.floats(0, 1e6).map(lambda value: f"{value:.3f}"), st.floats(0, 1).map(str),
+    st.sampled_from(["1,234", "1_234", "1.2k", "2e-4", "nan", "-inf", "-3.5", "12,5", "2,310", "3.", "1.2.3", "7%"]),
+)  # fmt: skip
+FORMS = [
+    "step={} loss={} tok/s={}", "worker=drafter-{} step={} loss={}", "[rank{}]: step {} | loss {} | {} tok/s",
+    "2026-11-29 14:00:{} INFO step: {} loss: {} lr: {}", "step {}/{} loss {} time {}ms", "rank={} step={} tok/s={}",
+    "[Epoch {}] step={} loss={}", "{}% step={} loss={} grad norm: {}", "iter {}: loss {}, mfu {}",
+    "step={} step={} x{}",
+    "v{} step={} loss={} step {} of {}", "step={}, loss={}, config: {}", "eval step={} loss={}", "step={}:{} loss={}",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(FORMS), min_size=1, max_size=3), st.data())
+def test_lines_that_look_alike_are_read_as_if_each_were_the_first(forms, data):
+    lines = data.draw(st.lists(st.builds(
+        lambda form, numbers: f"{form.format(*numbers)}\n".encode(), st.sampled_from(forms),
+        st.lists(figures, min_size=5, max_size=5),
+    ), max_size=12))  # fmt: skip
+    events, summary = [], None
+    for line in lines:
+        scanner = Scanner(summary=summary)
+        events += scanner.feed(line, 5.0)
+        summary = scanner.summary()
+    if summary is not None:
+        assert (words(events), summary) == scan(b"".join(lines), [])
 
 
 @settings(max_examples=300, deadline=None)
