@@ -1,7 +1,8 @@
 """What `python3 -I -S -c` runs on a target: become the run's user, find or install the agent, hand over.
 
 This file's text travels as one argument, so it is short, imports nothing of specctl, and must be readable by any
-Python 3.6, if only to say that it is too old. argv: AGENT_HASH WORKDIR USER. stdin: one line of JSON, then payload.
+Python 3.6, if only to say that it is too old. argv: AGENT_HASH WORKDIR USER. stdin: one line of JSON, then payload;
+where stdin is somebody's terminal, the line is a fourth argument.
 """
 
 import errno
@@ -12,13 +13,13 @@ import time
 import zlib
 from typing import BinaryIO, Callable, Optional, Tuple
 
-READS = ("probe", "show", "logs", "stop", "survey", "send")
+READS = ("probe", "show", "logs", "stop", "survey", "attach", "send")
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""
 CHOOSE = "choose another `workdir:` in hosts.yaml"
 
 
-def boot(agent: str, workdir: str, user: str) -> int:
+def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
     stdin = sys.stdin.buffer
     line = stdin.readline()
     request = json.loads(line.decode("ascii"))
@@ -216,4 +217,4 @@ def install(stdin: BinaryIO, request: dict, home: str, answer: Callable[..., int
 
 
 if __name__ == "__main__":
-    sys.exit(boot(*sys.argv[1:4]))
+    sys.exit(boot(*sys.argv[1:5]))

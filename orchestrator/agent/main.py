@@ -19,7 +19,10 @@ from typing import Any, BinaryIO
 from orchestrator import frames
 from orchestrator.model import WorkPaths
 
-VERBS = ("probe", "show", "survey", "put", "preflight", "wheels", "prepare", "start", "logs", "stop", "receive", "send")
+VERBS = (
+    "probe", "show", "survey", "attach", "put", "preflight", "wheels", "prepare", "start", "logs", "stop", "receive",
+    "send",
+)  # fmt: skip
 
 
 class Refusal(Exception):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from orchestrator.errors import DeadlineExceeded, LinkLost, SpecctlError
+from orchestrator.transport.terminal import Screen, Terminal
 
 Stdin = bytes | Iterable[bytes]
 
@@ -81,7 +82,8 @@ class Transport(ABC):
         it is told by `Completed.link_lost`.
         """
         stdout = bytearray()
-        with self._open(argv, stdin, Limits(deadline_s, None, self.target), RUN_STDERR_LIMIT) as stream:
+        limits = Limits(deadline_s, None, self.target)
+        with self._open(self._bounded(argv, deadline_s), stdin, limits, RUN_STDERR_LIMIT) as stream:
             try:
                 for chunk in stream:
                     stdout += chunk
@@ -104,7 +106,8 @@ class Transport(ABC):
         self, argv: list[str], *, stdin: Stdin = b"", deadline_s: float | None = None, idle_s: float | None = None
     ) -> Stream:
         """Start `argv` and return its `Stream`, to be used as a context manager. Only the end of stderr is kept."""
-        return self._open(argv, stdin, Limits(deadline_s, idle_s, self.target), STREAM_STDERR_LIMIT)
+        limits = Limits(deadline_s, idle_s, self.target)
+        return self._open(self._bounded(argv, deadline_s), stdin, limits, STREAM_STDERR_LIMIT)
 
     def explain(self, completed: Completed) -> SpecctlError | None:
         """Why a command gave no answer, as far as the transport can tell from `completed`; None if it cannot.
@@ -123,8 +126,16 @@ class Transport(ABC):
         """The way to the same place for commands that leave no process there: it may be a quicker one."""
         return self
 
+    def _bounded(self, argv: list[str], deadline_s: float | None) -> list[str]:
+        """`argv` that is also ended there at the deadline, where letting go of it does not end it."""
+        return argv
+
     @abstractmethod
     def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream: ...
+
+    @abstractmethod
+    def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:
+        """Start `argv` with a terminal there, like `screen`. Raises `UnreachableError` when that takes too long."""
 
     def close(self) -> None:  # noqa: B027  (a transport may hold nothing)
         """Let go of what the transport holds; it may be used again, and then opens what it needs."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from orchestrator.transport.base import CHUNK_BYTES, Limits, Stdin, Stream, Transport, pieces
+from orchestrator.transport.terminal import LocalTerminal, Screen, Terminal
 
 
 class LocalTransport(Transport):
@@ -36,6 +37,9 @@ class LocalTransport(Transport):
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return _NeverStarted(code, f"specctl: {argv[0]}: {error.strerror}\n".encode())
         return _LocalStream(process, stdin, limits, stderr_limit)
+
+    def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:
+        return LocalTerminal(argv, screen, os.environ)
 
 
 class _NeverStarted(Stream):

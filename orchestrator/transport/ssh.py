@@ -7,6 +7,7 @@ has none for sending a command, and notices a dead peer only by TCP.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -24,6 +25,9 @@ from orchestrator.transport.terminal import Screen, Terminal
 
 __all__ = ["SshNode", "SshTransport"]
 
+_BOUND = 'command -v timeout >/dev/null && exec timeout -s KILL "$@"; shift; exec "$@"'
+"""Closing a channel ends nothing there, so `timeout` does, where there is one; it takes the whole group along."""
+
 
 class SshTransport(Transport):
     """Runs commands on an SSH host. The remote command line is `quoting.join(argv)`; nothing else quotes."""
@@ -31,6 +35,12 @@ class SshTransport(Transport):
     def __init__(self, node: SshNode, target: str | None = None) -> None:
         super().__init__(target or node.spec)
         self.node = node
+
+    def _bounded(self, argv: list[str], deadline_s: float | None) -> list[str]:
+        if deadline_s is None:
+            return argv
+        # A second later than here, so that the deadline is told by the one who waits.
+        return ["sh", "-c", _BOUND, "specctl-bound", str(math.ceil(deadline_s) + 1), *argv]
 
     def _open(self, argv: list[str], stdin: Stdin, limits: Limits, stderr_limit: int) -> Stream:
         return _SshStream(self.node, quoting.join(argv), stdin, limits, stderr_limit)

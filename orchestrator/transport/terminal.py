@@ -1,0 +1,108 @@
+"""A command with a terminal on the other side: what it shows comes as bytes, keys go there, a new size is passed on.
+
+`Transport.terminal` opens one. Local commands get a pseudo-terminal of this machine, SSH hosts make one themselves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+READ_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screen:
+    """The terminal that somebody sits at."""
+
+    term: str
+    columns: int
+    rows: int
+
+
+class Terminal(ABC):
+    """A running command and its terminal. To be closed; leaving it hangs up on the command."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Readable when something came, or the end."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """What has come, b"" at the end; call it when `fileno` is readable. Raises `LinkLost`."""
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Raises `LinkLost`."""
+
+    @abstractmethod
+    def resize(self, columns: int, rows: int) -> None: ...
+
+    def check(self) -> None:  # noqa: B027  (what runs on this machine needs no proof of life)
+        """Raises `LinkLost` when the other side has not been heard of for too long."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalTerminal(Terminal):
+    """A child process with a pseudo-terminal of this machine as its controlling one."""
+
+    def __init__(self, argv: list[str], screen: Screen, environ: Mapping[str, str]) -> None:
+        self._ended = False
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            try:
+                os.execvpe(argv[0], argv, {**environ, "TERM": screen.term})
+            except OSError as error:
+                os.write(2, f"specctl: {argv[0]}: {error.strerror}\n".encode())
+            finally:
+                os._exit(127)
+        self.resize(screen.columns, screen.rows)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> bytes:
+        try:
+            return os.read(self._fd, READ_BYTES)
+        except OSError:  # EIO: nobody has the other end any more
+            return b""
+
+    def write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            pass  # it has ended, which the next read tells
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        os.close(self._fd)  # hangs up
+        until = time.monotonic() + 1.0
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > until:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                return
+            select.select([], [], [], 0.01)
