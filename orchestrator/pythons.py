@@ -39,8 +39,8 @@ def hint(transport: Transport, user: str | None) -> str:
     seen = ", ".join(f"{major}.{minor} at {path}" for (major, minor), path in found)
     found_only = f" (found only {seen})" if seen else ""
     return (
-        f"install Python 3.10 or newer there{found_only}: apt-get install python3, or name one as `python:` of this "
-        "target in hosts.yaml"
+        f"install a whole Python 3.10 or newer there{found_only}: apt-get install python3, or name one as `python:` of "
+        "this target in hosts.yaml"
     )
 
 

@@ -21,8 +21,11 @@ CHOOSE = "choose another `workdir:` in hosts.yaml"
 
 def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
     stdin = sys.stdin.buffer
-    line = stdin.readline()
-    request = json.loads(line.decode("ascii"))
+    try:
+        request = json.loads(line or stdin.readline().decode("ascii"))
+    except ValueError:
+        sys.stderr.write("the request did not arrive: a shell start-up file there that reads from stdin takes it away\n")
+        return 1
     reads = request["verb"] in READS
 
     def answer(**payload: object) -> int:
@@ -199,7 +202,11 @@ def install(stdin: BinaryIO, request: dict, home: str, answer: Callable[..., int
     if hashlib.sha256(data).hexdigest() != request["sha256"]:
         return refuse("link", "the agent did not arrive whole (%d of %d bytes)" % (len(data), request["size"]))
     aside = "%s.%d" % (home, os.getpid())
+    workdir = os.path.dirname(os.path.dirname(home))
     try:
+        room = os.statvfs(workdir)
+        if room.f_bavail * room.f_frsize < 3 * len(data):  # with its bytecode
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.makedirs(aside)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             tar.extractall(aside)
@@ -212,7 +219,12 @@ def install(stdin: BinaryIO, request: dict, home: str, answer: Callable[..., int
             shutil.rmtree(aside)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        return refuse("preflight", *cannot_write(os.path.dirname(os.path.dirname(home)), error))
+        for folder in (os.path.dirname(home), workdir):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                pass  # it holds something, so that it was there before
+        return refuse("preflight", *cannot_write(workdir, error))
     return answer(final=True, installed=home)
 
 

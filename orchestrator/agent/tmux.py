@@ -22,6 +22,8 @@ SOCKET_BYTES = 107
 """The longest path of a Unix socket."""
 ALIAS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 UTF8 = "C.UTF-8"
+LOCALE = re.compile(r"UTF-8 locale|LC_CTYPE")
+"""What tmux says when its locale is not UTF-8, or is not installed."""
 ASK_S = 10.0
 
 
@@ -52,7 +54,7 @@ def find() -> Tmux:
         searched = os.pathsep.join(_folders())
         raise Refusal("preflight", f"tmux not found (searched {searched})", "install it there: apt-get install tmux")
     hint = "install a newer one there: in /usr/local/bin, or with conda install -c conda-forge tmux"
-    if any("locale" in one for one in said):
+    if any(map(LOCALE.search, said)):
         hint = "give it a UTF-8 locale: apt-get install libc-bin, or locale-gen en_US.UTF-8"
     raise Refusal("preflight", "no tmux works there: " + "; ".join(said), hint)
 
@@ -66,8 +68,12 @@ def version() -> str:
 
 def candidates() -> list[str]:
     """Every tmux there is, in the order of the search."""
-    found = [os.path.join(folder, "tmux") for folder in _folders()]
-    return list(dict.fromkeys(path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)))
+    found: dict[str, str] = {}
+    for folder in _folders():
+        path = os.path.join(folder, "tmux")
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
 
 
 def _folders() -> list[str]:
@@ -81,7 +87,7 @@ def _folders() -> list[str]:
 def _ask(program: str) -> tuple[str, str | None]:
     """(what it says to -V, the locale it said it in; None: it says why it does not start)."""
     done = _run(program, UTF8)
-    if done[0] and "locale" in done[1]:
+    if done[0] and LOCALE.search(done[1]):
         for name in _utf8_locales():
             if not (other := _run(program, name))[0]:
                 return other[1], name
