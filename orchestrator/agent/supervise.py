@@ -19,6 +19,7 @@ from typing import Any
 from orchestrator.agent import files, foreign, proc, records, spawn
 from orchestrator.agent.follow import merge
 from orchestrator.agent.journal import Journal
+from orchestrator.agent.pane import Pane
 from orchestrator.agent.watch import LogWatch
 from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
@@ -68,8 +69,7 @@ class Supervisor:
         self.written_at = 0.0
         self.written_to = 0
         self.childless = False
-        self.echo_from = 0
-        os.set_blocking(1, False)  # a terminal that nobody drains must never hold up the records
+        self.pane = Pane()
         self.indexed = (0, time.time())
 
     # --- the attempt ------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Supervisor:
                     return  # somebody has removed the run: there is nowhere left to say how it ended
                 time.sleep(1.0)
         self.journal.event("ended", **to_json(ending))
-        self._echo(b"\nspecctl: the run has ended; this window closes with the session.\n")
+        self.pane.say("specctl: the run has ended; this window closes with the session.")
 
     def _take_environment(self) -> dict[str, str]:
         """The program's environment, from a file that only this user could read and that is gone afterwards."""
@@ -184,7 +184,7 @@ class Supervisor:
             self.journal.close()
             self._write_scan()
             self._mark_index(now, force=True)
-            self._echo_log()
+            self.pane.follow(self.logs.followers)
         except OSError:
             pass
         return self._ending(now)
@@ -200,7 +200,7 @@ class Supervisor:
             self.logs.changed = False
             self.written_to, self.written_at = read_to, time.monotonic()
         self._mark_index(now)
-        self._echo_log()
+        self.pane.follow(self.logs.followers)
 
     def _reap(self, program: subprocess.Popen[bytes], now: float) -> None:
         """Collects every child that has ended: the program, and the orphans the supervisor inherited."""
@@ -267,26 +267,6 @@ class Supervisor:
             self.index.append({"time": now, "offset": offset, "lines": summary.lines, "dirty": own.dirty})
             own.dirty = False
             self.indexed = (own.offset, now)
-
-    # --- the pane ---------------------------------------------------------------------------------------------------
-
-    def _echo_log(self) -> None:
-        """Shows the log's growth to whoever attaches. The pane is for eyes only; nothing ever reads it back."""
-        own = self.logs.followers[0]
-        if own.offset == self.echo_from:
-            return
-        self.echo_from = max(self.echo_from, own.offset - 65536)
-        with open(own.path, "rb") as log:
-            log.seek(self.echo_from)
-            data = log.read(own.offset - self.echo_from)
-        self.echo_from = own.offset
-        self._echo(data)
-
-    def _echo(self, data: bytes) -> None:
-        try:
-            os.write(1, data)
-        except OSError:  # full, or gone with its tmux server: the pane loses a part of the picture, the log nothing
-            pass
 
 
 if __name__ == "__main__":
