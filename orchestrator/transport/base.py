@@ -6,6 +6,7 @@ to say, by the frame in the answer; `Transport.explain` says what went wrong whe
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -95,6 +96,9 @@ class Transport(ABC):
                     why_unknown=error.message,
                     link_lost=True,
                 )
+            except DeadlineExceeded as error:
+                said = bytes(stdout + stream.stderr).decode(errors="replace")
+                raise DeadlineExceeded(error.message + _words(said), target=self.target, hint=error.hint) from error
             return Completed(
                 exit_code=stream.exit_code,
                 stdout=bytes(stdout),
@@ -163,7 +167,11 @@ class Limits:
         if self.deadline_s is not None:
             left = self._started + self.deadline_s - now
             if left <= 0:
-                raise DeadlineExceeded(f"no complete answer within {self.deadline_s:g} s", target=self.target)
+                raise DeadlineExceeded(
+                    f"no complete answer within {self.deadline_s:g} s",
+                    target=self.target,
+                    hint="the machine, its workdir or a shell start-up file there hangs, or is slow; ask again",
+                )
         if self.idle_s is not None:
             idle = self._moved + self.idle_s - now
             if idle <= 0:
@@ -174,6 +182,13 @@ class Limits:
                 )
             left = idle if left is None else min(left, idle)
         return left
+
+
+def _words(said: str) -> str:
+    """What came in place of an answer, if it is for people's eyes (a frame is not)."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
+    text = " ".join("".join(char if char.isprintable() else " " for char in plain).split())
+    return f"; all it said is: {text[-200:]}" if text and "\x1e" not in said else ""
 
 
 class Tail:
