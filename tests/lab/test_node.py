@@ -6,9 +6,12 @@ All of it on a real node: real sshd, sudo, shells and LXC, and the `pct` stand-i
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -93,9 +96,11 @@ def test_a_user_whose_sudo_allows_just_pct_exec_enters_with_every_byte(sudo: Lab
 
 
 def test_that_line_of_sudoers_grants_nothing_else(sudo: Lab, pool: NodePool) -> None:
-    for command in (["pct", "list"], ["pct", "exec", "102", "--", "id"], ["pct", "exec", "101", "--keep-env", "1", "--", "id"],
-                    ["pct", "push", "101", "/etc/shadow", "/x"], ["lxc-attach", "-n", "101"], ["sh"]):  # fmt: skip
-        done = pool.node(LOGIN).run(["sudo", "-n", *command], deadline_s=60)
+    for command in (
+        "pct list", "pct exec 102 -- id", "pct exec 101 --keep-env 1 -- id", "pct push 101 /etc/shadow /x",
+        "lxc-attach -n 101", "sh",
+    ):  # fmt: skip
+        done = pool.node(LOGIN).run(["sudo", "-n", *command.split()], deadline_s=60)
         assert (done.exit_code, done.stderr) == (1, b"sudo: a password is required\n"), command
 
 
@@ -188,9 +193,7 @@ def test_a_node_without_sudo_says_what_to_install(lab: Lab, pool: NodePool) -> N
 # --- attach: pct, lxc, auto -----------------------------------------------------------------------------------------
 
 
-def test_what_only_looks_goes_past_pct_where_it_may_and_what_starts_something_does_not(
-    lab: Lab, pool: NodePool
-) -> None:
+def test_what_only_looks_goes_past_pct_where_it_may_and_a_start_does_not(lab: Lab, pool: NodePool) -> None:
     auto, lxc, pct = (into(pool, 101, ssh="pve", attach=attach) for attach in ("auto", "lxc", "pct"))
     hello = Completed(exit_code=0, stdout=b"hello\n", stderr=b"")
     with hidden(lab, "/usr/local/sbin/pct"):
@@ -320,3 +323,131 @@ def test_a_shell_that_does_not_run_commands_is_named_as_what_is_wrong(lab: Lab, 
         assert error.message.startswith("the login shell on ") and "does not run what it is given" in error.message
         assert error.hint is not None and "~/.bashrc" in error.hint
         assert "hush" not in str(error)
+
+
+# --- all of specctl through such a node -----------------------------------------------------------------------------
+
+LEAK = """
+export LEAKED=leak HOME=/leak USER=leak LOGNAME=leak SHELL=/leak/sh SSH_AUTH_SOCK=/leak/agent LC_TIME=leak LANG=leak
+export PYTHONPATH=/leak PYTHONHOME=/leak PYTHONSTARTUP=/leak TMUX=/leak,1,0 TMPDIR=/leak VIRTUAL_ENV=/leak CDPATH=/leak
+"""
+SHOWS = """
+import json, os, sys, time
+print(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}), flush=True)
+step = 0
+while True:
+    step += 1
+    print(f"step={step} tok/s=1", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def specctl(lab: Lab) -> Iterator[Specctl]:
+    driver = Specctl(SPECCTL_SSH_CONFIG=str(lab.ssh_config))
+    yield driver
+    for run in driver("status", "--all", "--json").json["runs"]:
+        driver("stop", run["run_id"], "--now")
+    for vmid in (101, 102):
+        lab.inside(vmid, ["rm", "-rf", "/data"])
+    driver.close()
+
+
+@pytest.fixture
+def tools_in_usr_local(lab: Lab) -> Iterator[None]:
+    """Container 101 has python3 and tmux where only /usr/local/bin in PATH finds them."""
+    away = (
+        "for n in python3 tmux; do real=$(readlink -f /usr/bin/$n); mv /usr/bin/$n /usr/bin/not-$n; "
+        "[ -e $real ] || real=/usr/bin/not-$n; ln -s $real /usr/local/bin/$n; done"
+    )
+    back = "for n in python3 tmux; do rm /usr/local/bin/$n; mv /usr/bin/not-$n /usr/bin/$n; done"
+    lab.inside(101, ["sh", "-ec", away], check=True)
+    yield
+    lab.inside(101, ["sh", "-ec", back], check=True)
+
+
+def shown(specctl: Specctl, run_id: str) -> dict[str, Any]:
+    """What the program SHOWS was started with."""
+    line = specctl("logs", run_id, "--grep", "argv").out.splitlines()[0]
+    return dict(json.loads(line[line.index("{") :]))
+
+
+def leaks(lab: Lab, word: str) -> str:
+    """Command lines of container 101's processes that have a word in their environment."""
+    script = 'grep -al "$1" /proc/[0-9]*/environ | while read -r f; do tr "\\0" " " <"${f%environ}cmdline"; done'
+    return lab.inside(101, ["sh", "-c", script, "sh", word], text=True).stdout
+
+
+def test_quotes_blanks_and_newlines_arrive_and_nothing_of_the_node_does(
+    specctl: Specctl, lab: Lab, pool: NodePool, tools_in_usr_local: None
+) -> None:
+    value = "two\nlines, $HOME and 'quotes'"
+    workdir, note = "/data/my run; $x", 'it\'s "$HOME"; echo X'
+    inventory = {"targets": {"a": {"ssh": "pve", "vmid": 101, "workdir": workdir, "env": {"VALUE": value}}}}
+    specctl.inventory.write_text(json.dumps(inventory))
+    with home_file(lab, ".bashrc", LEAK):
+        given = into(pool, 101, ssh="pve").run(["env"], deadline_s=60).stdout.decode()
+        assert {line.partition("=")[0] for line in given.splitlines()} <= {"PATH", "LC_ALL", "TERM", "container"}
+        done = specctl.launch("--until", "process", "--note", note, "--", "python3", "-c", SHOWS, *NASTY, target="a")
+        assert done.code == 0, done.err
+        seen = shown(specctl, done.json["run_id"])
+        assert seen["argv"] == NASTY
+        assert seen["env"]["VALUE"] == value
+        assert seen["env"]["HOME"] == "/root" and seen["env"]["USER"] == "root"
+        assert seen["cwd"].startswith(f"{workdir}/runs/")
+        assert not [name for name, text in seen["env"].items() if "leak" in text or name.startswith(("SSH", "SUDO"))]
+        assert leaks(lab, "leak") == "" and leaks(lab, "SSH_") == ""
+        assert "supervise" in leaks(lab, "HOME=/root"), "the search finds nothing at all"
+        assert specctl.status()["note"] == note
+        assert specctl("stop", "@last").code == 0
+
+
+def test_a_user_with_sudo_launches_looks_and_stops(specctl: Specctl, sudo: Lab) -> None:
+    specctl.inventory.write_text(
+        f"defaults: {{ssh: {LOGIN}, workdir: /data/w}}\ntargets: {{a: {{vmid: 101}}, b: {{vmid: 102}}}}\n"
+    )
+    done = specctl.launch("--until", "process", "--", "python3", "-c", SHOWS, target="a")
+    assert done.code == 0, done.err
+    assert not [name for name in shown(specctl, done.json["run_id"])["env"] if name.startswith(("SUDO", "SSH"))]
+    assert leaks(sudo, "SUDO_") == ""
+    answer = specctl("status", "--json")
+    assert answer.code == 3 and [run["state"] for run in answer.json["runs"]] == ["RUNNING"]
+    assert "NOPASSWD: /usr/local/sbin/pct exec 102 -- *" in json.dumps(answer.json["targets"])
+    assert specctl("stop", "@last").code == 0
+
+
+def test_containers_that_are_met_for_the_first_time_get_the_agent_by_a_status(specctl: Specctl, lab: Lab) -> None:
+    specctl.inventory.write_text(
+        "defaults: {ssh: pve, workdir: /data/w}\n"
+        "targets: {a: {vmid: 101}, b: {vmid: 102}, c: {vmid: 101, workdir: /data/v}}\n"
+    )
+    for vmid in (101, 102):
+        lab.inside(vmid, ["mkdir", "-p", "/data/w", "/data/v"], check=True)
+    done = specctl("status", "--json")
+    assert done.code == 0 and [row["reachable"] for row in done.json["targets"]] == [True] * 3
+    for vmid, folder in ((101, "w"), (101, "v"), (102, "w")):
+        assert lab.inside(vmid, ["sh", "-c", f"ls /data/{folder}/agents"], text=True).stdout.strip()
+
+
+def test_who_leaves_a_status_waits_for_no_target_that_is_stuck(specctl: Specctl, lab: Lab) -> None:
+    lab.inside(102, ["sh", "-c", "mkdir -p /data; echo 'exec sleep 65.7' >/data/slow; chmod +x /data/slow"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        specctl.inventory.write_text(
+            f"""
+defaults: {{workdir: /data/w}}
+targets:
+  a: {{ssh: pve, vmid: 101}}
+  slow: {{ssh: pve, vmid: 102, python: /data/slow}}
+  mute: {{ssh: "root@127.0.0.1:{mute.getsockname()[1]}"}}
+"""
+        )
+        status = specctl.start("status")
+        dialled, _ = mute.accept()
+        with dialled:
+            poll_until(lambda: runs_inside(lab, "sleep 65.7", 102), what="the slow target was asked")
+            status.send_signal(signal.SIGINT)
+            out, err = status.communicate(timeout=60)
+            assert (status.returncode, out) == (130, ""), err
+            assert runs_inside(lab, "sleep 65.7", 102), "it has ended by itself: nothing was shown"
+    lab.inside(102, ["pkill", "-f", "sleep 65.7"])
+    specctl.inventory.write_text("targets: {a: {ssh: pve, vmid: 101}}")
