@@ -1,0 +1,50 @@
+"""What a launch is about to use stays: a bundle, an environment or a wheel is marked when a launch finds it there.
+
+Between the moment in which a launch finds its bundle on the target and the record of its run that names it, nothing
+says who needs it; an environment may be made meanwhile for an hour. So what is found is marked by its time, and a
+prune leaves alone what was marked within `LEASE_S`. Marking and removing exclude each other: a launch finds a thing
+marked, or gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.model import WorkPaths
+
+LEASE_S = 24 * 3600.0
+"""Longer than a launch can take from its first look to the record of its run."""
+
+
+@contextmanager
+def _locked(paths: WorkPaths, how: int) -> Iterator[None]:
+    fd = os.open(f"{paths.workdir}/prune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def found(paths: WorkPaths, marker: str) -> bool:
+    """Whether the file or folder is there; it then stays for `LEASE_S`."""
+    if not os.path.exists(marker):
+        return False
+    with _locked(paths, fcntl.LOCK_SH):
+        try:
+            os.utime(marker)
+        except FileNotFoundError:
+            return False
+        except PermissionError:
+            pass  # another user's: whoever may remove it cannot read this user's runs, and so removes nothing
+    return True
+
+
+@contextmanager
+def pruning(paths: WorkPaths) -> Iterator[None]:
+    """Inside it no launch finds anything; to be held for moments only."""
+    with _locked(paths, fcntl.LOCK_EX):
+        yield
