@@ -89,7 +89,8 @@ def plan(request: Request, inventory: Inventory) -> Plan:
             )
         values[name] = os.environ[name]
     workdir = [Path(target.workdir).expanduser()] if target.ssh is None and target.vmid is None else []
-    bundle = collect(request.source, without=[*workdir, index.folder()])
+    wheels = [request.wheelhouse.expanduser()] if request.wheelhouse else []
+    bundle = collect(request.source, without=[*workdir, *wheels, index.folder()])
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
     house = None
     if request.wheelhouse is not None:

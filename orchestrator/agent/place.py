@@ -25,10 +25,11 @@ SPARE_BYTES = 4 << 20
 """Room for the records of a run."""
 
 
-def check(call: Call) -> None:
-    """Raises `Refusal` with the first reason why a launch cannot work here."""
+def check(call: Call, *, present: bool) -> None:
+    """Raises `Refusal` with the first reason why a launch cannot work here. `present`: its bundle is there already."""
     _python()
-    room(call.paths.workdir, int(call.request.get("bytes") or 0))
+    copies = 1 if present else 2  # the bundle, and the run's own copy of it
+    room(call.paths.workdir, copies * int(call.request.get("bytes") or 0))
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)

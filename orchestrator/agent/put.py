@@ -22,10 +22,11 @@ def run(call: Call) -> None:
     wanted = str(call.request["bundle"])
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
-        place.check(call)
+        present = os.path.exists(os.path.join(home, COMPLETE))
+        place.check(call, present=present)
         env = call.request.get("env_hash")
         call.emit({
-            "final": True, "present": os.path.exists(os.path.join(home, COMPLETE)),
+            "final": True, "present": present,
             "env": env is None or prepare.is_made(call.paths.env(str(env))),
         })  # fmt: skip
         return

@@ -30,6 +30,10 @@ POLL_S = 0.3
 PREPARE_S = 3600.0
 WHEELS_S = 6 * 3600.0
 TAIL_LINES = 15
+LOGGED_OUT = (
+    "It was alive while the login that had started it lasted, and not after that. If that machine's logind ends what a "
+    "login leaves behind: set KillUserProcesses=no in its /etc/systemd/logind.conf, or loginctl enable-linger the user"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,7 +92,7 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
             _prepare(agent, plan, watcher)
     except (PreflightError, BundleError) as error:
         # It leaves a record, too: a launch that failed must be found where its run would have been.
-        refused = f"{error.message} ({error.hint})" if error.hint else error.message
+        refused = f"{error.message}\n{error.hint}" if error.hint else error.message
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")
     started = _start(agent, plan, refused)
     result = Result(plan=plan, log=str(started["log"]))
@@ -188,6 +192,8 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
     begun = time.monotonic()
     compiling_since: float | None = None
     proven_since: float | None = None
+    # A login that ends may take along all that it started. So the proof is watched over a second one.
+    plain_ssh = plan.target.ssh is not None and plan.target.vmid is None
     limit_s = plan.timeout_s if plan.timeout_s is not None else TIMEOUT_S
     seen = {item.what for item in result.evidence}
     while True:
@@ -220,6 +226,8 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
                 watcher.rung(item.what, item)  # type: ignore[arg-type]
         if not verdict.live:
             result.why = f"{verdict.state}: {verdict.why}"
+            if proven_since is not None and plain_ssh and verdict.state in ("LOST", "KILLED"):
+                result.why += f"\n{LOGGED_OUT}"
             # A short program may have stepped and ended well before it was looked at.
             result.verified = verdict.state == "SUCCEEDED" and plan.until == "step" and rung == "step"
             return
@@ -233,7 +241,10 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         over = verdict.state == "STOPPING"  # it has ended, and its record is about to say how
         proven = rung == "step" if plan.until == "step" else probe.program is not None and "process" in seen
         if proven and not over:
-            proven_since = proven_since or now
+            if proven_since is None:
+                proven_since = now
+                if plain_ssh:
+                    agent.transport.close()
             enough = plan.until == "process" or probe.summary.steps_seen > 1
             if now - proven_since >= (SETTLE_S if enough else SLOW_S):
                 result.verified = True
