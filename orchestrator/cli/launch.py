@@ -94,7 +94,8 @@ def launch(
         str | None, typer.Argument(metavar="TARGET", help="Where to run; hosts.yaml's default if left out.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Train with this (YAML); with a CMD, specctl's own keys.")
+        Path | None,
+        typer.Option(metavar="FILE", readable=False, help="Train with this (YAML); with a CMD, specctl's own keys.")
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="SLUG", help="A word for the run id.")] = None,
     until: Annotated[Until, typer.Option(help="What must be seen for the launch to count.")] = Until.step,
