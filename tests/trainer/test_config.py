@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.trainer.support import REPOSITORY
-from trainer.config import ConfigError, DrafterConfig, expand_path, load_config
+from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
+from trainer.config import Config, ConfigError, DrafterConfig, check_inputs, expand_path, load_config
+from typedyaml import Model
 
 DEMO = REPOSITORY / "configs" / "smollm2-cpu.yaml"
 
@@ -85,3 +90,112 @@ def test_paths_know_home_and_variables_and_refuse_unset_ones(monkeypatch: pytest
 @pytest.mark.parametrize(("size", "gamma"), [(16, 7.0), (10, 5.0), (8, 4.0), (4, 2.0)])
 def test_the_decay_of_a_block_size_is_the_published_one(size: int, gamma: float) -> None:
     assert DrafterConfig(layers=1, block_size=size, anchors=1, mask_token_id=3).gamma == gamma
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+
+
+def sharded(model: Path, *, shards: int, there: int) -> None:
+    """Weights in files that an index lists, of which only so many are there."""
+    names = [f"model-{index}.safetensors" for index in range(shards)]
+    index = {"weight_map": {f"layer.{at}": name for at, name in enumerate(names)}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "model.safetensors").unlink()
+    for name in names[:there]:
+        header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        (model / name).write_bytes(struct.pack("<Q", len(header)) + header + b"1234")
+
+
+def renamed(path: Path) -> None:
+    path.rename(path.with_name("pytorch_model.fp16.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda m: shutil.rmtree(m), "target.path: no Hugging Face model in {m} (there is no such directory)"),
+        (lambda m: (m / "config.json").unlink(), "target.path: no Hugging Face model in {m} (config.json is missing)"),
+        (lambda m: (m / "config.json").write_text("{"), "target.path: {m}/config.json is not JSON: "),
+        (lambda m: (m / "config.json").write_text("[]"), "target.path: {m}/config.json is not a model's configuration"),
+        (lambda m: pointer(m / "config.json"), "target.path: {m}/config.json is a Git LFS pointer"),
+        (lambda m: (m / "model.safetensors").unlink(), "target.path: {m} holds no weights (model.safetensors or"),
+        (lambda m: renamed(m / "model.safetensors"), "pytorch_model.fp16.safetensors is not a name that is looked for"),
+        (lambda m: pointer(m / "model.safetensors"), "target.path: {m}/model.safetensors is a Git LFS pointer, not"),
+        (lambda m: cut(m / "model.safetensors"), "target.path: {m}/model.safetensors is cut off: "),
+        (lambda m: (m / "model.safetensors").write_bytes(b""), "target.path: {m}/model.safetensors is empty"),
+        (lambda m: (m / "model.safetensors").write_bytes(b"x" * 99), "{m}/model.safetensors is not a safetensors file"),
+        (lambda m: sharded(m, shards=3, there=1), "target.path: {m} lacks 2 of its 3 files of weights: model-1."),
+        (lambda m: (m / "tokenizer.json").unlink(), "target.path: {m} has no tokenizer (tokenizer.json)"),
+        (lambda m: pointer(m / "tokenizer.json"), "target.path: {m}/tokenizer.json is a Git LFS pointer"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_named_by_its_files(
+    tiny_target: Path, settings: dict[str, Any], tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_target, model)
+    settings["target"]["path"] = str(model)
+    check_inputs(Config.model_validate(settings))
+    spoil(model)
+    with pytest.raises(ConfigError) as caught:
+        check_inputs(Config.model_validate(settings))
+    assert said.format(m=model) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_shards_and_a_downloads_cache_are_known(tiny_target: Path, settings: dict[str, Any], tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    shutil.copytree(tiny_target, snapshot)
+    sharded(snapshot, shards=2, there=2)
+    settings["target"]["path"] = str(snapshot)
+    check_inputs(Config.model_validate(settings))
+    settings["target"]["path"] = str(tmp_path / "models--a--b")
+    with pytest.raises(ConfigError, match=rf"config.json is missing; {snapshot} has one"):
+        check_inputs(Config.model_validate(settings))
+
+
+def test_everything_that_a_run_reads_is_checked_at_once(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["drafter"]["mask_token_id"] = 400
+    settings["target"]["layer_ids"] = [1, 6]
+    settings["data"]["paths"] = [str(tmp_path), "/no/such.txt"]
+    with pytest.raises(ConfigError) as caught:
+        check_inputs(Config.model_validate(settings))
+    message = str(caught.value)
+    assert "drafter.mask_token_id: 400 is no token of" in message and "which has 400: 0 to 399" in message
+    assert "target.layer_ids: must rise, from 0 to 5 at most; is [1, 6]" in message
+    assert f"data.paths[0]: {tmp_path} is a directory" in message
+    assert "data.paths[1]: /no/such.txt: No such file or directory" in message
+
+
+def test_no_path_of_the_configuration_is_forgotten(settings: dict[str, Any]) -> None:
+    def paths(model: type[Model], prefix: str = "") -> set[str]:
+        found = set()
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Model):
+                found |= paths(field.annotation, f"{prefix}{name}.")
+            elif {"path", "paths", "dir", "file", "files"} & set(name.split("_")):
+                found.add(prefix + name)
+        return found
+
+    there = Config.model_validate(settings).what_must_be_there()
+    checked = {key.partition("[")[0] for kind in ("model", "files") for key in there[kind]}
+    assert paths(Config) == checked | {"output_dir"}, "output_dir is made, all others are read"
+
+
+def test_what_is_missing_is_told_before_torch_is_imported(
+    start_trainer: Callable[..., TrainerProcess], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings["target"]["path"] = str(tmp_path)
+    planted = "import sys; sys.modules['torch'] = None"
+    run = start_trainer(write_config(settings, tmp_path / "config.yaml"), planted=planted)
+    code, _, err = run.finish()
+    assert (code, err) == (2, f"trainer: target.path: no Hugging Face model in {tmp_path} (config.json is missing)\n")
+    assert run.events()[-1]["event"] == "ended" and "config.json is missing" in run.events()[-1]["error"]

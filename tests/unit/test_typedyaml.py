@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from typedyaml import Bool, Float, Int, Model, ProblemAt, Str, TypedYamlError, load, loads
+from typedyaml.loader import MOST_BYTES
 
 
 class Optim(Model):
@@ -140,7 +142,7 @@ def test_a_wrong_value_is_one_line_with_file_line_and_key(text: str, message: st
         ("name: a\nvmid: !!int 3", 2, "tags are not read"),
         ("name: !!python/object/apply:os.system [ls]", 1, "tags are not read"),
         ("name: [a", 1, "is not YAML"),
-        ("name: a\n\tvmid: 3", 2, "is not YAML"),
+        ("name: a\n\tvmid: 3", 2, "is not YAML: a tab; YAML indents with spaces alone"),
         ("name: a: b", 1, "is not YAML"),
         ("name: a\n--- \nname: b", 2, "is not YAML"),
         ("name: a\nnote: \x07", 2, "not allowed"),
@@ -210,6 +212,24 @@ def test_a_file_is_read_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"name: a\nnote: \xff\n")
     with pytest.raises(TypedYamlError, match=rf"^{path}:2: is not UTF-8 text$"):
         load(path, Everything)
+
+
+def test_what_is_no_file_of_settings_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(TypedYamlError) as caught:
+            load(path, Everything, name="f.yaml")
+        return str(caught.value)
+
+    assert refused(tmp_path) == "f.yaml: is a directory, not a file"
+    (tmp_path / "smollm2-cpu.yaml").write_text("{}")
+    assert refused(tmp_path) == "f.yaml: is a directory, not a file; in it: smollm2-cpu.yaml"
+    assert refused(tmp_path / "smolm2-cpu.yaml").endswith(f"; did you mean '{tmp_path}/smollm2-cpu.yaml'?")
+    assert refused(tmp_path / "other.yaml") == "f.yaml: cannot be read: No such file or directory"
+    assert refused(tmp_path / "no" / "x.yaml").endswith(f"(there is no folder {tmp_path}/no)")
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a regular file" in refused(tmp_path / "pipe"), "nobody writes into it: reading would never end"
+    (tmp_path / "huge.yaml").write_bytes(b"a" * (MOST_BYTES + 1))
+    assert "has 1,048,577 bytes, and at most 1,048,576 are read" in refused(tmp_path / "huge.yaml")
 
 
 @given(st.integers(min_value=-(10**29), max_value=10**29))
