@@ -19,23 +19,14 @@ LEASE_S = 24 * 3600.0
 """Longer than a launch can take from its first look to the record of its run."""
 
 
-@contextmanager
-def _locked(paths: WorkPaths, how: int) -> Iterator[None]:
-    fd = os.open(f"{paths.workdir}/prune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, how)
-        yield
-    finally:
-        os.close(fd)
-
-
-def found(paths: WorkPaths, marker: str) -> bool:
-    """Whether the file or folder is there; it then stays for `LEASE_S`."""
-    if not os.path.exists(marker):
+def found(home: str, marker: str = "") -> bool:
+    """Whether the thing `home`, a folder of a folder of the workdir, is whole; it then stays for `LEASE_S`."""
+    place = os.path.join(home, marker) if marker else home
+    if not os.path.exists(place):
         return False
-    with _locked(paths, fcntl.LOCK_SH):
+    with _locked(os.path.dirname(os.path.dirname(home)), fcntl.LOCK_SH):
         try:
-            os.utime(marker)
+            os.utime(place)
         except FileNotFoundError:
             return False
         except PermissionError:
@@ -46,5 +37,15 @@ def found(paths: WorkPaths, marker: str) -> bool:
 @contextmanager
 def pruning(paths: WorkPaths) -> Iterator[None]:
     """Inside it no launch finds anything; to be held for moments only."""
-    with _locked(paths, fcntl.LOCK_EX):
+    with _locked(paths.workdir, fcntl.LOCK_EX):
         yield
+
+
+@contextmanager
+def _locked(workdir: str, how: int) -> Iterator[None]:
+    fd = os.open(f"{workdir}/prune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
