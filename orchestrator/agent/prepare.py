@@ -13,7 +13,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from orchestrator.agent import wheels
+from orchestrator.agent import lease, wheels
 from orchestrator.agent.interpreter import Interpreter, Says, interpreter, pip_download, run_step
 from orchestrator.agent.main import Call, Refusal
 
@@ -64,7 +64,7 @@ def run(call: Call) -> None:
 
 
 def is_made(home: str) -> bool:
-    return os.path.exists(os.path.join(home, COMPLETE))
+    return lease.found(home, COMPLETE)
 
 
 def _wanted(call: Call) -> Wanted:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 
-from orchestrator.agent import place, prepare
+from orchestrator.agent import lease, place, prepare
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.manifest import Entry, bundle_hash
 
@@ -58,7 +58,7 @@ def run(call: Call) -> None:
 
 def verify(home: str, wanted: str) -> None:
     """Raises `Refusal` unless the files under `home` are exactly the bundle `wanted`."""
-    if not os.path.exists(os.path.join(home, COMPLETE)):
+    if not lease.found(home, COMPLETE):
         raise Refusal("bundle", f"bundle {wanted} is not on the target", "launch again: it is sent when it is missing")
     found = bundle_hash(scan(home))
     if found != wanted:

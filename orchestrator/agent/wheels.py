@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from orchestrator.agent import place
+from orchestrator.agent import lease, place
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import WorkPaths
 
@@ -56,7 +56,7 @@ def _is_whole(call: Call, name: str, sha256: str, size: int) -> bool:
     path = path_of(call.paths, name, sha256)
     try:
         if os.stat(path).st_size == size and _digest(path, lambda: call.emit({"checking": name})) == sha256:
-            return True
+            return lease.found(os.path.dirname(path))
     except OSError:
         pass
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
