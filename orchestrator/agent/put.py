@@ -22,7 +22,7 @@ def run(call: Call) -> None:
     wanted = str(call.request["bundle"])
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
-        present = os.path.exists(os.path.join(home, COMPLETE))
+        present = lease.found(home, COMPLETE)
         place.check(call, present=present)
         env = call.request.get("env_hash")
         call.emit({

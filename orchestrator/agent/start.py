@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 
-from orchestrator.agent import files, put, records, system, tmux
+from orchestrator.agent import files, prepare, put, records, system, tmux
 from orchestrator.agent.main import Call, Refusal, describe, hint_of
 from orchestrator.model import SCHEMA_VERSION, ExitRecord, RunPaths, RunSpec, from_json, is_run_id, to_json
 
