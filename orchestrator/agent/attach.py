@@ -97,12 +97,13 @@ class _Client:
         return True
 
     def dress(self, *, write: bool) -> None:
-        """Says at the bottom of the screen whose session it is, and how to leave."""
+        """Says at the bottom of the screen whose session it is, and how to leave. Keys that come quickly, as over a
+        slow link, are keys: tmux would take them for pasted text, and Ctrl-B d for two letters."""
         leave = "Ctrl-B d leaves "
         options: dict[str, Any] = {
             "status-left": f" {self.run_id} ", "status-left-length": 80, "status-right-length": 60,
             "status-right": leave if write else f"read-only: {leave}", "window-status-format": "",
-            "window-status-current-format": "",
+            "window-status-current-format": "", "assume-paste-time": 0,
         }  # fmt: skip
         for name, value in options.items():
             self._run("set-option", "-t", self.session, name, str(value))

@@ -62,9 +62,11 @@ class SshTerminal(Terminal):
             data = self._channel.recv(READ_BYTES)
         except TimeoutError:
             return b""
-        if not data and not self._channel.exit_status_ready():
+        if not data:
             self._channel.status_event.wait(1.0)
             transport = self._link.transport
+            if self._channel.exit_status < 0:
+                transport.join(0.3)  # a connection that is lost takes its thread with it
             if not transport.is_active():
                 why = transport.get_exception()
                 raise self._lost(f"the connection ended ({why})" if why else "the connection ended")
