@@ -25,6 +25,7 @@ from orchestrator.transport.terminal import Screen, Terminal
 
 __all__ = ["SshNode", "SshTransport"]
 
+REFUSALS = 20
 _BOUND = 'command -v timeout >/dev/null && exec timeout -s KILL "$@"; shift; exec "$@"'
 """Closing a channel ends nothing there, so `timeout` does, where there is one; it takes the whole group along."""
 
@@ -111,6 +112,7 @@ class _SshStream(Stream):
 
     def _start(self) -> paramiko.Channel:
         """Open a channel and send the command. Everything before the sending is tried again; the sending never is."""
+        refusals = 0
         while True:
             link = self._node.link(self._limits)
             link.enter(self._limits)
@@ -118,15 +120,15 @@ class _SshStream(Stream):
             try:
                 channel = link.transport.open_session(timeout=self._limits.left_s())
                 break
-            except ChannelException as error:
-                if not link.shared:
-                    raise UnreachableError(
-                        f"the node opens no session: {error}", hint="see MaxSessions and PermitTTY of its sshd"
-                    ) from error
             except (SSHException, EOFError, OSError) as error:
-                if link.transport.is_active():
-                    self._limits.left_s()
-                    raise UnreachableError(f"the node opens no session: {error}") from error
+                # Which kind of error paramiko makes of a refusal depends on who else is refused at that moment; and
+                # for a while sshd still counts the sessions that have just ended.
+                refusals += link.transport.is_active() and not link.shared
+                if refusals > REFUSALS:
+                    why = error.text if isinstance(error, ChannelException) else str(error)
+                    raise UnreachableError(
+                        f"the node opens no session: {why}", hint="see MaxSessions of its sshd, and Match blocks there"
+                    ) from error
             # The connection is dead, or full of other commands: no harm is done by asking once more.
             self._release()
             self._limits.left_s()

@@ -6,15 +6,18 @@ Nothing is ever asked of the person: a key that needs a passphrase is used throu
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import os
 import shlex
 import socket
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import PublicBlob
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadAuthenticationType,
@@ -25,6 +28,7 @@ from paramiko.ssh_exception import (
 from orchestrator.errors import AuthError, DeadlineExceeded, LinkLost
 from orchestrator.transport.ssh_config import SshOptions
 
+_CERTIFICATE = "-cert-v01@openssh.com"
 _MAGIC = b"openssh-key-v1\0"
 
 
@@ -135,6 +139,7 @@ def _refused(who: str, tried: list[str], unusable: list[_Unusable], options: Ssh
 def _candidates(agent: _Agent, options: SshOptions) -> tuple[list[_Candidate], list[_Unusable]]:
     """The keys to offer, in OpenSSH's order (certificates, the agent's, files), and why others cannot be."""
     in_agent = {key.blob: key for key in agent.get_keys()}
+    certificates = [in_agent.pop(blob) for blob, key in list(in_agent.items()) if key.get_name().endswith(_CERTIFICATE)]
     unusable: list[_Unusable] = [agent.trouble] if agent.trouble else []
     keys: list[_Candidate] = []
     files: list[_Candidate] = []
@@ -154,29 +159,32 @@ def _candidates(agent: _Agent, options: SshOptions) -> tuple[list[_Candidate], l
     for other in [one for one in others if one.key.get_name().startswith("sk-")]:
         others.remove(other)
         unusable.append(_Unusable(why=_security_key(other.source, other.key.get_name())))
-    certified = _certified([*keys, *files, *others], options)
+    certified = _certified(_certificate_files(options), [*keys, *files, *others])
     if not options.identities_only:
         keys += others
-    return [*certified, *keys, *files], unusable
+    found = [(_name(key), PublicBlob(key.get_name(), key.blob)) for key in certificates]
+    return [*certified, *_certified(found, [*keys, *files]), *keys, *files], unusable
 
 
 def _name(key: AgentKey) -> str:
     return f"{key.comment or key.name} (agent)"
 
 
-def _certified(candidates: list[_Candidate], options: SshOptions) -> list[_Candidate]:
-    """The certificates that are there for `candidates`, each with its key."""
-    found = []
+def _certificate_files(options: SshOptions) -> Iterator[tuple[str, PublicBlob]]:
     for path in [*options.certificate_files, *(f"{path}-cert.pub" for path in options.identity_files)]:
-        try:
-            certificate = paramiko.pkey.PublicBlob.from_file(path)
-        except (OSError, ValueError, IndexError):
-            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            yield path, PublicBlob.from_file(path)
+
+
+def _certified(certificates: Iterable[tuple[str, PublicBlob]], candidates: list[_Candidate]) -> list[_Candidate]:
+    """The certificates that are about one of `candidates`, each with that key."""
+    found = []
+    for name, certificate in certificates:
         for candidate in candidates:
             if _certifies(certificate.key_blob, candidate.blob):
                 key = _twin(candidate.key)
                 key.public_blob = certificate
-                found.append(_Candidate(key=key, source=f"{candidate.source} with {path}", blob=candidate.blob))
+                found.append(_Candidate(key=key, source=f"{candidate.source} with {name}", blob=candidate.blob))
                 break
     return found
 

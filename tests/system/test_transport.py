@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import frames
-from orchestrator.errors import AuthError, ConfigError, DeadlineExceeded, HostKeyError, LinkLost, UnreachableError
+from orchestrator.errors import ConfigError, DeadlineExceeded, LinkLost, UnreachableError
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshNode, SshTransport
-from tests.sshd import LoopbackSshd, answers, make_key
+from tests.sshd import LoopbackSshd
 
 PYTHON = sys.executable
 NASTY = [
@@ -90,13 +86,6 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 # --- both -----------------------------------------------------------------------------------------------------------
 
 
-def test_both_streams_come_whole_and_in_any_order_with_the_exit_code(transport: Transport) -> None:
-    script = "head -c 3145728 /dev/zero >&2; head -c 3145728 /dev/zero | tr '\\0' x; exit 7"
-    done = transport.run(["sh", "-c", script], deadline_s=60)
-    assert (len(done.stderr), len(done.stdout), done.exit_code) == (3 * 2**20, 3 * 2**20, 7)
-    assert set(done.stdout) == {ord("x")}
-
-
 def test_every_argument_arrives_byte_for_byte(transport: Transport) -> None:
     code = "import sys, os; sys.stdout.buffer.write(b'\\0'.join(os.fsencode(a) for a in sys.argv[1:]))"
     done = transport.run([PYTHON, "-c", code, *NASTY], deadline_s=60)
@@ -140,11 +129,6 @@ def test_the_deadline_ends_the_wait(transport: Transport) -> None:
         transport.run(["sleep", "50"], deadline_s=1.5)
     assert time.monotonic() - started < 20
     assert caught.value.exit_code == 3
-
-
-def test_the_deadline_holds_when_the_outputs_end_and_the_command_does_not(transport: Transport) -> None:
-    with pytest.raises(DeadlineExceeded):
-        transport.run(["sh", "-c", "exec >&- 2>&-; sleep 50"], deadline_s=1.5)
 
 
 def test_a_program_that_does_not_exist_is_127_and_named(transport: Transport) -> None:
@@ -294,137 +278,6 @@ def test_a_frozen_sshd_hangs_nobody(sshd: LoopbackSshd, node: SshNode) -> None:
     assert caught.value.target == "gpu1"
     sshd.resume()
     assert transport.run(["echo", "back"], deadline_s=30).stdout == b"back\n"
-
-
-def test_noise_of_the_shell_s_start_up_is_around_the_frame_and_harms_nothing(sshd: LoopbackSshd) -> None:
-    sshd.make_noisy("\x1b[31mWelcome!\x1b[0m")
-    done = SshTransport(node_of(sshd)).run(["cat"], stdin=frames.encode("tok", {"a": 1}), deadline_s=30)
-    assert done.stdout.startswith(b"\x1b[31mWelcome!"), "the shell of this user reads no start-up file"
-    assert frames.FrameReader("tok").feed(done.stdout) == [{"a": 1}]
-
-
-# --- SSH: who is there, and who asks --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hashed", [False, True])
-def test_an_unknown_and_a_changed_key_are_two_errors_with_host_port_and_mending_command(
-    sshd: LoopbackSshd, tmp_path: Path, hashed: bool
-) -> None:
-    where = f"[127.0.0.1]:{sshd.port}"
-    make_key(tmp_path / "other")
-    trust(sshd, tmp_path / "other.pub")
-    if hashed:
-        subprocess.run(["ssh-keygen", "-q", "-H", "-f", sshd.known_hosts], check=True, capture_output=True)
-        assert where not in sshd.known_hosts.read_text()
-    before = sshd.known_hosts.read_bytes()
-    with pytest.raises(HostKeyError) as changed:
-        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
-    assert f"gpu1: the host key of {where} has changed" in str(changed.value)
-    assert f"{sshd.known_hosts}:1" in str(changed.value)
-    assert sshd.known_hosts.read_bytes() == before
-    # The hint is the mending command: after it, the key is unknown, no longer changed.
-    command = (changed.value.hint or "").partition(": ")[2]
-    assert "ssh-keygen" in command
-    subprocess.run(["sh", "-c", command], check=True, capture_output=True)
-    with pytest.raises(HostKeyError) as unknown:
-        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
-    assert f"gpu1: the host key of {where} is not known" in str(unknown.value)
-    assert f"ssh -o StrictHostKeyChecking=ask -F {sshd.ssh_config} node1 true" in (unknown.value.hint or "")
-    printed = subprocess.run(["ssh-keygen", "-lf", sshd.root / "host_key.pub"], capture_output=True, text=True)
-    assert printed.stdout.split()[1] in str(unknown.value)
-    assert unknown.value.exit_code == changed.value.exit_code == 3
-
-
-def test_the_key_type_on_record_is_asked_for_first(sshd: LoopbackSshd) -> None:
-    rsa, ed25519 = sshd.root / "host_rsa", sshd.root / "host_key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", rsa], check=True)
-    config = (sshd.root / "sshd_config").read_text().replace(f"Port {sshd.port}", f"HostKey {rsa}\nPort {sshd.port}")
-    with second_sshd(sshd, config):
-        for key in (rsa, ed25519):
-            trust(sshd, key.with_name(f"{key.name}.pub"))
-            node = node_of(sshd)
-            assert SshTransport(node).run(["true"], deadline_s=30).exit_code == 0
-            node.close()
-
-
-@contextlib.contextmanager
-def second_sshd(sshd: LoopbackSshd, config: str) -> Iterator[None]:
-    """The server with another configuration, on the same port."""
-    sshd.stop()
-    path = sshd.root / "sshd_config.other"
-    path.write_text(config)
-    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "sshd"
-    process = subprocess.Popen([program, "-D", "-e", "-f", path], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: answers(sshd.port), "sshd answers")
-        yield
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def test_lines_about_certificates_and_broken_ones_do_not_hide_the_key(sshd: LoopbackSshd) -> None:
-    good = sshd.known_hosts.read_text()
-    key = (sshd.root / "id.pub").read_text().split()
-    sshd.known_hosts.write_text(f"@cert-authority * {key[0]} {key[1]}\nnonsense\n[x]:1 ssh-rsa !!!\n\n# words\n{good}")
-    assert SshTransport(node_of(sshd)).run(["true"], deadline_s=30).exit_code == 0
-
-
-def test_a_revoked_key_is_refused(sshd: LoopbackSshd) -> None:
-    good = sshd.known_hosts.read_text()
-    key = (sshd.root / "host_key.pub").read_text().split()
-    sshd.known_hosts.write_text(f"{good}@revoked * {key[0]} {key[1]}\n")
-    with pytest.raises(HostKeyError, match=r"is revoked by .*:2"):
-        SshTransport(node_of(sshd)).run(["true"], deadline_s=30)
-
-
-def test_a_key_that_the_node_does_not_know_is_an_auth_error_naming_it(sshd: LoopbackSshd) -> None:
-    (sshd.root / "authorized_keys").write_text("")
-    with pytest.raises(AuthError, match=f"refused {sshd.root}/id") as caught:
-        SshTransport(node_of(sshd), "gpu1").run(["true"], deadline_s=30)
-    assert "authorized_keys" in (caught.value.hint or "")
-
-
-def encrypt(sshd: LoopbackSshd) -> None:
-    path = sshd.root / "id"
-    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", path], check=True, capture_output=True)
-
-
-def test_an_encrypted_key_without_an_agent_is_named_with_the_command_that_helps(
-    sshd: LoopbackSshd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encrypt(sshd)
-    for there, hint in (
-        (False, f'eval "$(ssh-agent)" && ssh-add {sshd.root}/id'),
-        (True, f"ssh-add {sshd.root}/id (and drop `IdentityAgent none` for this host in ssh_config)"),
-    ):
-        if there:
-            configure(sshd, "IdentityAgent none")
-            monkeypatch.setenv("SSH_AUTH_SOCK", str(sshd.root / "agent"))
-        else:
-            monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-        why = f"{sshd.root}/id is encrypted and the agent does not hold it"
-        with pytest.raises(AuthError, match=why) as caught:
-            SshTransport(node_of(sshd)).run(["true"], deadline_s=30)
-        assert caught.value.hint == hint
-
-
-@pytest.mark.parametrize("public_file", [True, False])
-def test_an_encrypted_key_is_used_through_the_agent(sshd: LoopbackSshd, tmp_path: Path, public_file: bool) -> None:
-    socket_path = tmp_path / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
-    try:
-        wait_until(socket_path.exists, "the agent listens")
-        environ = {**os.environ, "SSH_AUTH_SOCK": str(socket_path)}
-        subprocess.run(["ssh-add", "-q", sshd.root / "id"], env=environ, check=True)
-        encrypt(sshd)
-        if not public_file:
-            (sshd.root / "id.pub").unlink()
-        configure(sshd, f"IdentityAgent {socket_path}")
-        assert SshTransport(node_of(sshd)).run(["echo", "in"], deadline_s=30).stdout == b"in\n"
-    finally:
-        agent.terminate()
-        agent.wait(10)
 
 
 # --- SSH: nobody there ----------------------------------------------------------------------------------------------
