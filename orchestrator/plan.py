@@ -76,7 +76,7 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         raise ConfigError("the command after -- has an empty name", hint="specctl launch [TARGET] -- CMD...")
     if request.name is not None and (problem := naming.problem(request.name)):
         raise ConfigError(f"--name {request.name[:60]!r}: {problem}", hint=f"--name {slugify(request.name)}")
-    if not request.note.isprintable():
+    if re.search(r"[\x00-\x1f\x7f]", request.note):
         raise ConfigError(f"--note {request.note[:60]!r}: is one line, without control characters", hint="--note TEXT")
     config = Config() if request.config is None else read_config(request.config, trainer=not request.command)
     keys = config.keys
