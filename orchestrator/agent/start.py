@@ -72,7 +72,7 @@ def _begin(call: Call, spec: RunSpec, paths: RunPaths) -> str | None:
         bundle = call.paths.bundle(spec.bundle)
         put.verify(bundle, spec.bundle)
         if spec.env_hash is not None and not prepare.is_made(call.paths.env(spec.env_hash)):
-            return f"environment {spec.env_hash} is not on the target any more\nlaunch again: it is made when it is missing"
+            return f"environment {spec.env_hash} is not on the target any more (launch again: it is then made)"
         _lay_out(call, spec, paths, bundle)
         _session(found, socket, spec, paths)
     except Refusal as refusal:
