@@ -21,7 +21,7 @@ from orchestrator.model import WorkPaths
 
 VERBS = (
     "probe", "show", "survey", "attach", "put", "preflight", "wheels", "prepare", "start", "logs", "stop", "receive",
-    "send",
+    "send", "prune",
 )  # fmt: skip
 
 

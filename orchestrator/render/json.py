@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.errors import SpecctlError
@@ -11,7 +12,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, ls, pull, push, show, status, stop, targets
+from orchestrator.verbs import launch, logs, ls, prune, pull, push, show, status, stop, targets
 
 
 def text(value: dict[str, Any]) -> str:
@@ -158,6 +159,22 @@ def of_pull(result: pull.Result) -> dict[str, Any]:
 
 def _paths(found: list[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"path": path, "why": why} for path, why in found]
+
+
+def of_prune(places: Sequence[prune.Place], *, removed: bool) -> dict[str, Any]:
+    return _envelope(
+        None, removed=removed,
+        targets=[
+            {
+                "name": place.target.name, "reachable": place.error is None,
+                "error": str(place.error) if place.error else None, "same_as": place.same_as, "live": place.live,
+                "items": [to_json(item) for item in place.items], "notes": place.notes,
+                "gone": [item.key for item in place.gone], "freed_bytes": sum(item.bytes for item in place.gone),
+                "failed": [{"key": item.key, "why": why} for item, why in place.failed],
+            }
+            for place in places
+        ],
+    )  # fmt: skip
 
 
 def of_targets(result: targets.Result, inventory: Inventory) -> dict[str, Any]:
