@@ -1,7 +1,7 @@
 """Group A of the public bug cases, as far as they are SSH's: each test names its case, and runs against a real sshd.
 
-A11 as a user meets it, in `logs -f`, is in tests/system/test_ssh_target.py; there is more of A9 in test_ssh_hops.py and of
-A10 in test_ssh_keys.py.
+A11 as a user meets it, in `logs -f`, is in tests/system/test_ssh_target.py; more of A9 and A10 is in test_ssh_hops.py
+and test_ssh_keys.py.
 """
 
 from __future__ import annotations
