@@ -42,6 +42,12 @@ def run(call: Call) -> None:
     with pushes.held(call, decoded(root), parts) as touch:
         news.touch = touch
         _receive(call, parcel, news)
+    # Only now: whoever has heard the last word lets go of this process.
+    files, _ = parcel.done
+    call.emit({
+        "final": True, "files": parcel.files, "same": parcel.same, "written": parcel.written,
+        "resumed": parcel.resumed, "failed": parcel.failed, "sha256": parcel.hashes if files == 1 else {},
+    })  # fmt: skip
 
 
 class News:
@@ -162,12 +168,6 @@ def _receive(call: Call, parcel: Incoming, news: News) -> None:
         raise Refusal(*_no_room(error, parcel)) from error
     finally:
         parcel.close()
-    files, _ = parcel.done
-    call.emit({
-        "final": True, "files": parcel.files, "same": parcel.same, "written": parcel.written,
-        "resumed": parcel.resumed, "failed": parcel.failed,
-        "sha256": parcel.hashes if files == 1 else {},
-    })  # fmt: skip
 
 
 def _no_room(error: NoRoom, parcel: Incoming) -> tuple[str, str, str]:
