@@ -73,9 +73,9 @@ class Lent:
                 other.resize(now.columns, now.rows)
             if there in ready:
                 data = other.read()
-                if not data:
+                if data == b"":
                     return
-                _write(data)
+                _write(data or b"")
             if 0 in ready:
                 keys = os.read(0, READ_BYTES)
                 if not keys:

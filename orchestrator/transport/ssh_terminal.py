@@ -56,12 +56,12 @@ class SshTerminal(Terminal):
         assert self._channel is not None
         return int(self._channel.fileno())
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         assert self._channel is not None and self._link is not None
         try:
             data = self._channel.recv(READ_BYTES)
         except TimeoutError:
-            return b""
+            return None
         if not data:
             self._channel.status_event.wait(1.0)
             transport = self._link.transport

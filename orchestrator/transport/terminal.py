@@ -37,8 +37,8 @@ class Terminal(ABC):
         """Readable when something came, or the end."""
 
     @abstractmethod
-    def read(self) -> bytes:
-        """What has come, b"" at the end; call it when `fileno` is readable. Raises `LinkLost`."""
+    def read(self) -> bytes | None:
+        """What has come, b"" at the end, None for nothing yet; call it when `fileno` is readable. Raises `LinkLost`."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
@@ -106,3 +106,35 @@ class LocalTerminal(Terminal):
                 os.waitpid(self._pid, 0)
                 return
             select.select([], [], [], 0.01)
+
+
+class Between(Terminal):
+    """Another terminal, whose output passed through one more that puts a carriage return before every line feed, as
+    lxc-attach leaves the node's: without it again, since a bare line feed moves the cursor straight down."""
+
+    def __init__(self, inner: Terminal) -> None:
+        self._inner, self._held = inner, b""
+
+    def undo(self, data: bytes) -> bytes:
+        data = self._held + data
+        self._held = b"\r" if data.endswith(b"\r") else b""  # what follows decides
+        return data[: len(data) - len(self._held)].replace(b"\r\n", b"\n")
+
+    def read(self) -> bytes | None:
+        data = self._inner.read()
+        return self.undo(data) or None if data else data
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def write(self, data: bytes) -> None:
+        self._inner.write(data)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._inner.resize(columns, rows)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def close(self) -> None:
+        self._inner.close()

@@ -13,7 +13,7 @@ from orchestrator.model import Probe
 from orchestrator.remote import Agent
 from orchestrator.resolve import Run, resolve
 from orchestrator.transport.base import Completed
-from orchestrator.transport.terminal import Screen, Terminal
+from orchestrator.transport.terminal import Between, Screen, Terminal
 
 OPEN_S = 40.0
 NOISE_BYTES = 64 << 10
@@ -63,14 +63,18 @@ def enter(fleet: Fleet, run: Run, screen: Screen, *, write: bool, utf8: bool) ->
         [*agent.argv(), request.decode("ascii").strip()], screen, deadline_s=OPEN_S
     )
     try:
-        return Session(terminal=terminal, first=_answer(terminal, agent, token))
+        line, rest = _answer(terminal, agent, token)
+        if line.endswith(b"\r\r\n"):
+            between = Between(terminal)
+            return Session(terminal=between, first=between.undo(rest))
+        return Session(terminal=terminal, first=rest)
     except BaseException:
         terminal.close()
         raise
 
 
-def _answer(terminal: Terminal, agent: Agent, token: str) -> bytes:
-    """Waits for the one frame, and returns what came after it. What came before it is no part of the session."""
+def _answer(terminal: Terminal, agent: Agent, token: str) -> tuple[bytes, bytes]:
+    """Waits for the one frame, and returns its line and what came after it. What came before it is noise."""
     seen = bytearray()
     mark = frames.MARK + token.encode("ascii") + b" "
     until = time.monotonic() + OPEN_S
@@ -80,7 +84,7 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> bytes:
         if end >= 0:
             [frame] = frames.FrameReader(token).feed(bytes(seen[at : end + 1])) or [{}]
             if agent.checked(frame).get("attached"):
-                return bytes(seen[end + 1 :])
+                return bytes(seen[at : end + 1]), bytes(seen[end + 1 :])
             raise agent.unanswered(Completed(exit_code=None, stdout=b"", stderr=b""), bytes(seen))
         left_s = until - time.monotonic()
         if left_s <= 0:
@@ -89,10 +93,10 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> bytes:
             terminal.check()
             continue
         data = terminal.read()
-        if not data:
+        if data == b"":
             said = bytes(seen[-NOISE_BYTES:])
             raise agent.unanswered(Completed(exit_code=255, stdout=b"", stderr=said), b"")
-        seen += data
+        seen += data or b""
 
 
 def look_again(fleet: Fleet, run: Run) -> Run:
