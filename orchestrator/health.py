@@ -29,6 +29,9 @@ SILENT_STEPS = 5
 """A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
 CLOCK_S = 60.0
 """How far in the future a program's own time may lie."""
+REPORT = re.compile(r"(?:^|\.)(?:ChildFailedError|CalledProcessError|Process(?:Raised|Exited)Exception|RayTaskError)$")
+"""What a launcher (torchrun, accelerate, `subprocess.run`) ends with when a process of its own failed: not the cause."""
+ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (?P<rank>\d+).*?\bexitcode\s*: (?P<code>-?\d+)", re.DOTALL)
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
@@ -148,7 +151,8 @@ def _blame(look: _Look, code: int | None) -> Finding | None:
 
     First the workers: of what no step has followed, the first whose worker is gone, else the last. Then a gone worker's
     own, however many steps others took after it. Last, for exit code 1, which is what an uncaught exception in the main
-    thread gives: the newest of all, since other threads may step on until the process is over.
+    thread gives: the newest of all, since other threads may step on until the process is over. What a launcher reports
+    of its processes is only blamed if there is nothing else.
     """
     gone = {worker.name for worker in look.gone}
     tail = look.summary.tail
@@ -156,13 +160,35 @@ def _blame(look: _Look, code: int | None) -> Finding | None:
         if finding.worker in gone:
             return finding
     if tail:
-        return tail[-1]
+        return _cause(tail)
     for finding in look.summary.findings:
         if finding.worker in gone:
             return finding
     if code == 1 and look.summary.findings:
-        return look.summary.findings[-1]
+        return _cause(look.summary.findings)
     return None
+
+
+def _cause(findings: list[Finding]) -> Finding:
+    """The last of `findings`; if that is a launcher's report of a process that failed, what that process printed: the
+    one that the report names, or else the first."""
+    last = findings[-1]
+    others = [finding for finding in findings if not REPORT.search(finding.type)]
+    if not REPORT.search(last.type) or not others:
+        return last
+    root = ROOT_CAUSE.search(last.message)
+    named = [one for one in others if root and one.worker and re.search(rf"(?<!\d){root['rank']}$", one.worker)]
+    return [*named, *others][0]
+
+
+def _said(finding: Finding) -> str:
+    """The finding in one line; of a report of torchrun's, whose first line is none, what it names as the cause."""
+    root = ROOT_CAUSE.search(finding.message) if REPORT.search(finding.type) else None
+    if root is None:
+        return headline(finding)
+    code = int(root["code"])
+    how = f"exit code {code}" if code >= 0 else _signal(-code)
+    return f"{finding.type.rpartition('.')[2]}: rank {root['rank']} ended with {how}"
 
 
 # --- ended ----------------------------------------------------------------------------------------------------------
@@ -203,12 +229,12 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         but = ""
         if error is not None:
             # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
-            but = f", but {_gone(look)}" if look.gone else f", but its last words are {headline(error)}"
+            but = f", but {_gone(look)}" if look.gone else f", but its last words are {_said(error)}"
         return look.verdict("SUCCEEDED", f"exit code 0{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"
-    because = f": {headline(error)}" if error else ""
+    because = f": {_said(error)}" if error else ""
     return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error)
 
 
@@ -260,7 +286,7 @@ def _live(look: _Look) -> Verdict:
         # What is left of a program that failed (a loader's orphan, say) is not the run alive.
         how = _signal(ended.signal) if ended.signal else f"exit code {ended.code}"
         error = _blame(look, ended.code)
-        because = f": {headline(error)}" if error else ""
+        because = f": {_said(error)}" if error else ""
         left = f"{_processes(look.alive)} left, which specctl stop ends"
         return look.verdict("KILLED" if ended.signal else "FAILED", f"{how}{because}; {left}", error=error)
     if look.gone:
@@ -280,7 +306,11 @@ def _live(look: _Look) -> Verdict:
         return look.verdict("RUNNING", f"{_processes(look.alive)} alive{beat}{notes}")
     if look.step is None:
         return _starting(look, notes)
-    return look.verdict("RUNNING", f"{look.figures()}{notes}")
+    unanswered = ""
+    if summary.tail:
+        last = summary.tail[-1]
+        unanswered = f"; {headline(last)} was printed {age(look.now - last.at)} ago, and no step since"
+    return look.verdict("RUNNING", f"{look.figures()}{unanswered}{notes}")
 
 
 def _starting(look: _Look, notes: str) -> Verdict:

@@ -6,6 +6,7 @@ the state, this says how far up a run is.
 
 from __future__ import annotations
 
+from orchestrator.logscan import settled
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict
 
 BEAT_S = 120.0
@@ -49,8 +50,8 @@ def missing(probe: Probe, verdict: Verdict) -> str:
             step = "tok/s is not a number" if probe.summary.tok_s is None else f"tok/s is {probe.summary.tok_s:g}"
         elif not _is_fresh(probe):
             step = "no step was printed, and its heartbeat is old"
-        elif verdict.error is not None and not verdict.workers_gone:
-            step = f"no step after {verdict.error.type}"
+        elif (tail := settled(probe.summary).tail) and not verdict.workers_gone:
+            step = f"no step after {tail[-1].type}"
     device = f"none of its processes holds one of the GPUs {probe.gpus_declared} open"
     if probe.gpu_devices:
         device = f"it holds {', '.join(probe.gpu_devices)} open, and its heartbeat names no memory there"
@@ -110,9 +111,11 @@ def _gpu(probe: Probe) -> str | None:
 
 
 def _step(probe: Probe, verdict: Verdict) -> str | None:
-    """Every known worker has stepped, none is gone, nothing ended with an exception, and tok/s, if printed, is > 0."""
+    """Every known worker has stepped, none is gone, no exception was printed since, and tok/s, if printed, is > 0."""
     if verdict.step is None or verdict.workers_gone or verdict.error is not None or not probe.log.verified:
         return None
+    if settled(probe.summary).tail:
+        return None  # a rank that died: its launcher takes seconds to notice, and the others may hang until then
     if not _figure_is_good(probe) or not _is_fresh(probe):
         return None
     named = any(worker.step is not None for worker in probe.summary.workers)

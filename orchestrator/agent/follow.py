@@ -257,13 +257,15 @@ def merge(logs: Iterable[FollowedLog]) -> LogSummary:
         return [item for summary in summaries for item in getattr(summary, name)]
 
     findings = sorted(all_of("findings"), key=lambda found: found.at)
+    # A step in one log follows what another one said before it.
+    tail = [found for found in all_of("tail") if found.at >= (best.step_at or 0.0) or found in best.tail]
     return dataclasses.replace(
         best,
         phase=phased.phase,
         phase_at=phased.phase_at,
         workers=best.workers + [worker for worker in all_of("workers") if worker.name not in stepped],
         findings=findings[:8],
-        tail=sorted(all_of("tail"), key=lambda found: found.at),
+        tail=sorted(tail, key=lambda found: found.at),
         open_findings=all_of("open_findings"),
         findings_total=sum(summary.findings_total for summary in summaries),
     )

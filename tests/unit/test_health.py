@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
-from orchestrator.health import judge, rung
+from orchestrator.agent.follow import merge
+from orchestrator.health import judge, missing, rung
 from orchestrator.logscan import Scanner
 from orchestrator.model import (
     ExitRecord,
+    FollowedLog,
     ForeignLog,
     Heartbeat,
     LogFile,
@@ -509,3 +511,61 @@ def test_a_record_that_cannot_be_read_is_named_beside_what_is_seen():
     why = judge(look(STEPS, unreadable=["supervisor.json"], supervisor_alive=False)).why
     assert why.startswith("step 2, ") and "supervisor.json cannot be read" in why
     assert "supervisor gone" not in why
+
+
+CHILD_FAILED = """
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_17:03:29
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {} (pid: 9616)
+============================================================
+"""
+
+
+def of_rank(rank, ending):
+    return "".join(f"[rank{rank}]: {line}\n" for line in [*TRACEBACK.splitlines(), ending])
+
+
+def test_a_launchers_report_is_not_the_cause_the_rank_it_names_is():
+    text = "step=1 loss=2\n" + of_rank(0, "RuntimeError: connection closed by peer") + of_rank(1, "ValueError: enough")
+    verdict = judge(ended(read((20, text + CHILD_FAILED.format(1)), ended=True), code=1))
+    assert (verdict.error.type, verdict.error.worker) == ("ValueError", "rank1")
+    assert verdict.why == "exit code 1: ValueError: enough"
+
+
+def test_a_rank_that_was_killed_has_no_words_but_the_launchers():
+    verdict = judge(ended(read((20, "step=1 loss=2\n" + CHILD_FAILED.format(-9)), ended=True), code=1))
+    assert verdict.why == "exit code 1: ChildFailedError: rank 1 ended with SIGKILL"
+
+
+def test_what_a_script_says_of_the_command_that_failed_is_not_the_cause():
+    report = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.\n"
+    text = TRACEBACK + "OSError: [Errno 28] No space left on device\n" + TRACEBACK.replace("run", "main") + report
+    assert judge(ended(read((20, text), ended=True), code=1)).error.type == "OSError"
+    alone = judge(ended(read((20, TRACEBACK + report), ended=True), code=1))
+    assert alone.error.type == "subprocess.CalledProcessError"
+
+
+def test_a_launch_is_not_verified_while_an_exception_is_the_last_word():
+    steps = (20, "step=1 loss=2\nstep=2 loss=2\n")
+    waiting = look(read(steps, (3, of_rank(1, "ValueError: enough"))))
+    assert climb(waiting)[0] == "log"
+    assert "ValueError: enough was printed 3 s ago, and no step since" in judge(waiting).why
+    assert "no step after ValueError" in missing(waiting, judge(waiting))
+    assert climb(look(read(steps, (3, of_rank(1, "ValueError: enough")), (1, "step=3 loss=2\n"))))[0] == "step"
+
+
+def test_a_step_in_one_log_follows_an_exception_in_another():
+    early, late = (read((before, TRACEBACK + "OSError: x\n\ndone\n" + "ok\n" * 8)) for before in (30, 5))
+    logs = [FollowedLog(summary=STEPS), FollowedLog(summary=early)]
+    assert early.tail and merge(logs).tail == []
+    assert [found.type for found in merge([logs[0], FollowedLog(summary=late)]).tail] == ["OSError"]
