@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,6 +27,7 @@ Attach = Literal["auto", "pct", "lxc"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -151,23 +152,62 @@ def parse_inventory(text: str, name: str = "hosts.yaml") -> Inventory:
 
 
 class Entry(Model):
-    """What may be said of a target, and in `defaults`."""
+    """What may be said of a target, and in `defaults` of every target that does not say it itself."""
 
-    ssh: Str | None = None
-    vmid: Int | None = Field(default=None, ge=100, le=999_999_999)
-    attach: Attach = "auto"
-    workdir: Str = DEFAULT_WORKDIR
-    python: Str | None = None
-    user: Str | None = None
-    gpus: list[Int] | None = None
-    env: dict[Str, Str] = Field(default_factory=dict)
-    secrets: list[Str] = Field(default_factory=list)
+    ssh: Str | None = Field(
+        default=None,
+        description="The node: an ssh_config alias, or [user@]host[:port]. ~/.ssh/config applies. Left out: this "
+        "machine. For a container it is the Proxmox node, as root or as a user whose sudo lets `pct exec` through "
+        "(docs/proxmox-access.md).",
+    )
+    vmid: Annotated[Int, Field(ge=100, le=999_999_999)] | None = Field(
+        default=None,
+        description="The number of a container on that node, as `pct list` shows it. Left out: the node itself. Not a "
+        "virtual machine's: those are reached by an address of their own as ssh.",
+    )
+    attach: Attach = Field(
+        default="auto",
+        description="By which program of the node a container is entered. auto: what only looks (status, logs) takes "
+        "lxc-attach where the login is root, which costs the node 7 ms instead of half a second, and pct otherwise; "
+        "what starts or changes something takes pct. pct: always pct. lxc: always lxc-attach.",
+    )
+    workdir: Str = Field(
+        default=DEFAULT_WORKDIR,
+        description="The folder on the target that holds specctl's own files: agents, code, environments, runs. An "
+        "absolute path, or one that starts with ~/, the home directory there of the user that runs are started as. Two "
+        "targets of one machine may share it or not.",
+    )
+    python: Str | None = Field(
+        default=None,
+        description="The Python on the target that runs specctl's agent and the trainer: an absolute path, such as a "
+        "virtual environment's bin/python, or a bare name. Left out: python3, and a virtual environment made under the "
+        "workdir for what the trainer needs.",
+    )
+    user: Str | None = Field(
+        default=None,
+        description="The user of the target that runs are started as; who logs in must be that user, or root. Left "
+        "out: who logs in, which in a container is its root.",
+    )
+    gpus: list[Int] | None = Field(
+        default=None,
+        description="The GPUs that runs may see, by their numbers in nvidia-smi there: sets CUDA_VISIBLE_DEVICES. Left "
+        "out or empty: all of them.",
+    )
+    env: dict[Str, Str] = Field(
+        default_factory=dict,
+        description="Environment variables of every run there, passed on byte for byte. Merged with those of defaults.",
+    )
+    secrets: list[Str] = Field(
+        default_factory=list,
+        description="Names of variables that every run there gets from your own environment at launch. Their values "
+        "are kept out of this file, of argv, logs and records.",
+    )
 
     @field_validator("ssh")
     @classmethod
     def _ssh(cls, value: str | None) -> str | None:
         # A leading dash would be read as an option by ssh.
-        if value is not None and (not value or value.startswith("-") or re.search(r"\s", value) or "\x00" in value):
+        if value is not None and (not value or value.startswith("-") or _BLANK.search(value)):
             raise ValueError(f"needs an ssh_config alias or [user@]host[:port], is {value!r}")
         return value
 
@@ -203,6 +243,8 @@ class Entry(Model):
         for name, value in self.env.items():
             if not _VARIABLE.fullmatch(name):
                 raise ProblemAt(("env", name), "is not the name of an environment variable")
+            if name.startswith("SPECCTL_"):
+                raise ProblemAt(("env", name), "is specctl's own: it marks the processes of a run")
             if "\x00" in value:
                 raise ProblemAt(("env", name), "holds a NUL character, which no environment can carry")
         for index, name in enumerate(self.secrets):
@@ -212,10 +254,22 @@ class Entry(Model):
 
 
 class HostsFile(Model):
-    default_target: Str | None = None
-    defaults: Entry = Entry()
-    targets: dict[Str, Entry]
-    groups: dict[Str, list[Str]] = Field(default_factory=dict)
+    """hosts.yaml: where runs may live. Every value is read as text, and typed by its key."""
+
+    default_target: Str | None = Field(
+        default=None, description="The target that is meant where none is named. Not needed if there is only one."
+    )
+    defaults: Entry = Field(
+        default=Entry(),
+        description="Keys for every target that does not have them itself. A list replaces a list, env is merged by "
+        "name, and an empty value (`ssh: null`) in a target undoes a default.",
+    )
+    targets: dict[Str, Entry] = Field(
+        description="The targets by name: letters, digits, dots, dashes and underscores. {} is this machine."
+    )
+    groups: dict[Str, list[Str]] = Field(
+        default_factory=dict, description="Names for several targets at once, for status and ls."
+    )
 
     @model_validator(mode="after")
     def _names_exist(self) -> HostsFile:
@@ -227,6 +281,10 @@ class HostsFile(Model):
                     raise ProblemAt((section, name), "a name is letters, digits, dots, dashes and underscores")
         for name, entry in self.targets.items():
             merged = _merged(self.defaults, entry)
+            if merged["vmid"] is None and "attach" in entry.model_fields_set:
+                raise ProblemAt(
+                    ("targets", name, "attach"), "is how a container is entered, and this target has no vmid"
+                )
             for secret in merged["secrets"]:
                 if secret in merged["env"]:
                     raise ProblemAt(("targets", name), f"{secret} is both in env and in secrets; keep one of them")

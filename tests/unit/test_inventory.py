@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import Ambiguous, ConfigError, NotFound
-from orchestrator.inventory import DEFAULT_WORKDIR, Inventory, Target, load_inventory, parse_inventory
+from orchestrator.inventory import DEFAULT_WORKDIR, HostsFile, Inventory, Target, load_inventory, parse_inventory
 
 FULL = """\
 default_target: local
@@ -49,6 +50,20 @@ def test_a_full_file_becomes_targets_with_the_defaults_merged_under_each() -> No
     assert inventory.targets["local"].place == "this machine"
 
 
+def test_how_containers_are_entered_may_stand_in_the_defaults_beside_targets_without_one() -> None:
+    text = "defaults: {attach: lxc}\ntargets: {a: {vmid: 101}, b: {}, c: {vmid: 102, attach: pct}}"
+    inventory = parse_inventory(text)
+    assert [target.attach for target in inventory.targets.values()] == ["lxc", "lxc", "pct"]
+    assert parse_inventory("targets: {a: {vmid: 101}}").targets["a"].attach == "auto"
+
+
+def test_every_key_of_the_file_says_what_it_means() -> None:
+    schema = HostsFile.model_json_schema()
+    keys = {**schema["properties"], **schema["$defs"]["Entry"]["properties"]}
+    assert [name for name, key in keys.items() if len(key.get("description", "")) < 20] == []
+    assert set(schema["$defs"]["Entry"]["properties"]) == {field.name for field in fields(Target)} - {"name"}
+
+
 def test_without_any_workdir_it_is_the_home_directory_of_the_target_unexpanded() -> None:
     assert parse_inventory("targets: {a: {}}").targets["a"].workdir == DEFAULT_WORKDIR == "~/.specctl"
 
@@ -66,6 +81,12 @@ def test_an_empty_value_in_a_target_undoes_the_default() -> None:
         ("vmid: 10_1", "targets.x.vmid", "whole number"),
         ("vmid: 5", "targets.x.vmid", "greater than or equal to 100"),
         ("vmid: -200", "targets.x.vmid", "greater than or equal to 100"),
+        ("vmid: 1000000000", "targets.x.vmid", "less than or equal to 999999999"),
+        ("vmid: 101, attach: lcx", "targets.x.attach", "must be 'auto', 'pct' or 'lxc', is 'lcx'"),
+        ("vmid: 101, attach: ''", "targets.x.attach", "must be 'auto', 'pct' or 'lxc', is ''"),
+        ("vmid: 101, attach: yes", "targets.x.attach", "must be 'auto', 'pct' or 'lxc', is 'yes'"),
+        ("attach: lxc", "targets.x.attach", "is how a container is entered, and this target has no vmid"),
+        ("vmid: 101, sudo: true", "targets.x.sudo", "unknown key"),
         ("gpus: no", "targets.x.gpus", "needs a list"),
         ("gpus: 0", "targets.x.gpus", "needs a list"),
         ("gpus: [0, 0]", "targets.x.gpus[1]", "names GPU 0 twice"),
@@ -75,6 +96,7 @@ def test_an_empty_value_in_a_target_undoes_the_default() -> None:
         ("ssh: -oProxyCommand=x", "targets.x.ssh", "ssh_config alias"),
         ("ssh: 'a b'", "targets.x.ssh", "ssh_config alias"),
         ("ssh: ''", "targets.x.ssh", "ssh_config alias"),
+        ('ssh: "a\\e[2J"', "targets.x.ssh", "ssh_config alias"),
         ("workdir: work", "targets.x.workdir", "absolute path"),
         ("workdir:", "targets.x.workdir", "needs text, is empty"),
         ('workdir: "/a\\nb"', "targets.x.workdir", "absolute path"),
@@ -82,6 +104,7 @@ def test_an_empty_value_in_a_target_undoes_the_default() -> None:
         ("user: 'a b'", "targets.x.user", "name of a user"),
         ("env: {1A: x}", "targets.x.env.1A", "environment variable"),
         ('env: {A: "a\\0b"}', "targets.x.env.A", "NUL"),
+        ("env: {SPECCTL_NONCE: x}", "targets.x.env.SPECCTL_NONCE", "is specctl's own"),
         ("secrets: [HF_TOKEN=abc]", "targets.x.secrets[0]", "never its value"),
         ("env: {T: x}, secrets: [T]", "targets.x", "both in env and in secrets"),
     ],
