@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from orchestrator.blame import cause, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, settled
 from orchestrator.model import ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
@@ -29,9 +30,6 @@ SILENT_STEPS = 5
 """A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
 CLOCK_S = 60.0
 """How far in the future a program's own time may lie."""
-REPORT = re.compile(r"(?:^|\.)(?:ChildFailedError|CalledProcessError|Process(?:Raised|Exited)Exception|RayTaskError)$")
-"""What a launcher (torchrun, accelerate, `subprocess.run`) ends with when a process of its own failed: not the cause."""
-ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*: (?P<rank>\d+).*?\bexitcode\s*: (?P<code>-?\d+)", re.DOTALL)
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
@@ -160,35 +158,13 @@ def _blame(look: _Look, code: int | None) -> Finding | None:
         if finding.worker in gone:
             return finding
     if tail:
-        return _cause(tail)
+        return cause(tail)
     for finding in look.summary.findings:
         if finding.worker in gone:
             return finding
     if code == 1 and look.summary.findings:
-        return _cause(look.summary.findings)
+        return cause(look.summary.findings)
     return None
-
-
-def _cause(findings: list[Finding]) -> Finding:
-    """The last of `findings`; if that is a launcher's report of a process that failed, what that process printed: the
-    one that the report names, or else the first."""
-    last = findings[-1]
-    others = [finding for finding in findings if not REPORT.search(finding.type)]
-    if not REPORT.search(last.type) or not others:
-        return last
-    root = ROOT_CAUSE.search(last.message)
-    named = [one for one in others if root and one.worker and re.search(rf"(?<!\d){root['rank']}$", one.worker)]
-    return [*named, *others][0]
-
-
-def _said(finding: Finding) -> str:
-    """The finding in one line; of a report of torchrun's, whose first line is none, what it names as the cause."""
-    root = ROOT_CAUSE.search(finding.message) if REPORT.search(finding.type) else None
-    if root is None:
-        return headline(finding)
-    code = int(root["code"])
-    how = f"exit code {code}" if code >= 0 else _signal(-code)
-    return f"{finding.type.rpartition('.')[2]}: rank {root['rank']} ended with {how}"
 
 
 # --- ended ----------------------------------------------------------------------------------------------------------
@@ -229,12 +205,12 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         but = ""
         if error is not None:
             # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
-            but = f", but {_gone(look)}" if look.gone else f", but its last words are {_said(error)}"
+            but = f", but {_gone(look)}" if look.gone else f", but its last words are {said_by(error, SIGNALS)}"
         return look.verdict("SUCCEEDED", f"exit code 0{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"
-    because = f": {_said(error)}" if error else ""
+    because = f": {said_by(error, SIGNALS)}" if error else ""
     return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error)
 
 
@@ -286,7 +262,7 @@ def _live(look: _Look) -> Verdict:
         # What is left of a program that failed (a loader's orphan, say) is not the run alive.
         how = _signal(ended.signal) if ended.signal else f"exit code {ended.code}"
         error = _blame(look, ended.code)
-        because = f": {_said(error)}" if error else ""
+        because = f": {said_by(error, SIGNALS)}" if error else ""
         left = f"{_processes(look.alive)} left, which specctl stop ends"
         return look.verdict("KILLED" if ended.signal else "FAILED", f"{how}{because}; {left}", error=error)
     if look.gone:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator import remote
 
 ROOT = Path(__file__).parents[2]
-PURE = ["model", "errors", "frames", "manifest", "health", "ladder", "logscan"]
+PURE = ["model", "errors", "frames", "manifest", "health", "blame", "ladder", "logscan"]
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 
 
