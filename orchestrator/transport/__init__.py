@@ -17,7 +17,7 @@ from orchestrator.transport.local import LocalTransport
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh import SshNode
-    from orchestrator.transport.ssh_config import Jump
+    from orchestrator.transport.ssh_options import Jump
 
 __all__ = ["Completed", "Leg", "NodePool", "Request", "Stream", "Transport", "fanout", "open_transport"]
 
@@ -37,7 +37,7 @@ class NodePool:
         if ssh is None:
             return LocalTransport(target or "local")
         from orchestrator.transport.ssh import SshTransport
-        from orchestrator.transport.ssh_config import Jump
+        from orchestrator.transport.ssh_options import Jump
 
         return SshTransport(self._ssh_node(Jump(host=ssh, via=None)), target)
 

@@ -21,7 +21,7 @@ from orchestrator import index
 from orchestrator.errors import HostKeyError
 from orchestrator.transport import known_hosts
 from orchestrator.transport.known_hosts import HostEntry, Judgement
-from orchestrator.transport.ssh_config import SshOptions
+from orchestrator.transport.ssh_options import SshOptions
 
 
 def own_file() -> Path:
@@ -151,7 +151,7 @@ def _forget(file: str, name: str) -> str:
 
 
 def _unknown(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:
-    files = ", ".join(options.known_hosts_files) or "no known_hosts file"
+    there = [file for file in options.known_hosts_files if Path(file).is_file()]
     more = ""
     ask = ["-o", "StrictHostKeyChecking=ask"]
     if judgement.authority:
@@ -163,14 +163,14 @@ def _unknown(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str
         ask += ["-o", f"HostKeyAlgorithms={shown.split()[0]}"]
     elif options.verify_by_dns:
         more = "; VerifyHostKeyDNS is set, but specctl asks no DNS for keys"
-    itself = "specctl --accept-new ... trusts it as it is now"
-    hint = f"compare that fingerprint with the host's own (ssh-keygen -lf /etc/ssh/{_public_file(shown)} there), then "
+    hint = f"compare that with the host's own (ssh-keygen -lf /etc/ssh/{_public_file(shown)} there), then "
     if options.known_hosts_files and options.known_hosts_files[0] != "/dev/null":
-        hint += f"accept it: {options.ssh_command_with(ask)} true; or {itself}"
-    else:
-        hint += itself
-    message = f"the host key of {options.where} is not known: the server shows {shown}, and {files} has none for it"
-    return message + more, hint
+        hint += f"accept it: {options.ssh_command_with(ask)} true; or "
+    return (
+        f"the host key of {options.where} is not known: the server shows {shown}, "
+        f"and {' and '.join(there) or 'no known_hosts file'} has none for it{more}",
+        f"{hint}let specctl trust it as it is now: specctl --accept-new status",
+    )
 
 
 def _public_file(shown: str) -> str:

@@ -26,7 +26,7 @@ from paramiko.ssh_exception import (
 )
 
 from orchestrator.errors import AuthError, DeadlineExceeded, LinkLost
-from orchestrator.transport.ssh_config import SshOptions
+from orchestrator.transport.ssh_options import SshOptions
 
 _CERTIFICATE = "-cert-v01@openssh.com"
 _MAGIC = b"openssh-key-v1\0"

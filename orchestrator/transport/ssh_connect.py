@@ -17,15 +17,16 @@ import paramiko
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import IncompatiblePeer, SSHException
 
-from orchestrator.errors import UnreachableError
+from orchestrator.errors import ConfigError, UnreachableError
 from orchestrator.transport import host_keys, ssh_pace
 from orchestrator.transport.base import Limits
 from orchestrator.transport.ssh_auth import authenticate
-from orchestrator.transport.ssh_config import SshOptions
+from orchestrator.transport.ssh_options import SshOptions
 from orchestrator.transport.ssh_way import Way
 
 CONNECT_TRIES = 5
 KEEPALIVE_S = 5
+_ALGORITHMS = {"KexAlgorithms": "kex", "HostKeyAlgorithms": "key_types", "Ciphers": "ciphers", "MACs": "digests"}
 
 
 class _HungUp(Exception):
@@ -77,7 +78,7 @@ def _connect_once(
         transport.handshake_timeout = timeout_s
         transport.auth_timeout = max(timeout_s, 15.0)
         transport.use_compression(options.compression)
-        _prefer(transport, records.types(options.record_name))
+        _choose_algorithms(transport, options, records.types(options.record_name), target)
         _exchange_keys(transport, options, way, timeout_s, target)
         host_keys.check(transport.get_remote_server_key(), records, options, target=target, accept_new=accept_new)
         authenticate(transport, options, target=target)
@@ -102,14 +103,26 @@ class _Packetizer(Packetizer):
         return line
 
 
-def _prefer(transport: paramiko.Transport, recorded: list[str]) -> None:
-    """Ask for the key types that are on record first, so that the server shows the key that can be compared."""
-    supported = list(transport.get_security_options().key_types)
+def _choose_algorithms(transport: paramiko.Transport, options: SshOptions, recorded: list[str], target: str) -> None:
+    """What ssh_config allows; of host keys the recorded types first, so that the server shows what can be compared."""
+    security = transport.get_security_options()
+    for name, attribute in _ALGORITHMS.items():
+        allowed = options.algorithms.get(name)
+        if allowed is None:
+            continue
+        usable = [algorithm for algorithm in getattr(security, attribute) if algorithm in allowed]
+        if not usable:
+            raise ConfigError(
+                f"{name} {','.join(allowed)} allows none that specctl knows for {options.where}",
+                target=target,
+                hint=f"allow one more for this host: {', '.join(getattr(security, attribute))}",
+            )
+        setattr(security, attribute, usable)
     wanted: list[str] = []
     for key_type in recorded:
         wanted += ["rsa-sha2-512", "rsa-sha2-256"] if key_type == "ssh-rsa" else [key_type]
-    first = [name for name in wanted if name in supported]
-    transport.get_security_options().key_types = [*first, *(name for name in supported if name not in first)]
+    first = [name for name in wanted if name in security.key_types]
+    security.key_types = [*first, *(name for name in security.key_types if name not in first)]
 
 
 def _exchange_keys(transport: paramiko.Transport, options: SshOptions, way: Way, timeout_s: float, target: str) -> None:

@@ -15,8 +15,8 @@ from paramiko.ssh_exception import ChannelException, SSHException
 from orchestrator.errors import ConfigError, SpecctlError, UnreachableError
 from orchestrator.transport import ssh_config, ssh_way
 from orchestrator.transport.base import Limits
-from orchestrator.transport.ssh_config import Jump, SshOptions
 from orchestrator.transport.ssh_connect import connect
+from orchestrator.transport.ssh_options import Jump, SshOptions
 from orchestrator.transport.ssh_way import Way
 
 MAX_CHANNELS = 8

@@ -19,7 +19,7 @@ import paramiko
 
 from orchestrator.errors import UnreachableError
 from orchestrator.transport.base import Tail
-from orchestrator.transport.ssh_config import SshOptions
+from orchestrator.transport.ssh_options import SshOptions
 
 TCP_USER_TIMEOUT_MS = 8000
 PROXY_STDERR_BYTES = 4096

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import AuthError, ConfigError, DeadlineExceeded, HostKeyError, LinkLost, UnreachableError
 from orchestrator.transport import NodePool
-from orchestrator.transport.ssh_config import Jump
+from orchestrator.transport.ssh_options import Jump
 from tests.driver import poll_until
 from tests.sshd import LoopbackSshd
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import AuthError, HostKeyError
+from orchestrator.errors import AuthError, ConfigError, HostKeyError
 from orchestrator.transport import NodePool
+from orchestrator.transport.ssh_options import Jump
 from tests.driver import poll_until
 from tests.sshd import LoopbackSshd, make_key
 
@@ -279,3 +280,18 @@ def test_a_security_key_is_refused_by_name_from_a_file_and_from_the_agent(sshd: 
         with pytest.raises(AuthError, match=r"no key was there to offer; my yubi \(agent\) is a security key"):
             log_in(sshd)
         thread.join(10)
+
+
+# --- what both sides speak ------------------------------------------------------------------------------------------
+
+
+def test_the_algorithms_that_ssh_config_allows_are_the_only_ones(sshd: LoopbackSshd) -> None:
+    configure(sshd, "Ciphers aes256-ctr", "MACs hmac-sha2-512", "KexAlgorithms ecdh-sha2-nistp256")
+    with NodePool(ssh_config=str(sshd.ssh_config)) as pool:
+        pool.node("node1").run(["true"], deadline_s=30)
+        link = pool._ssh_node(Jump(host="node1", via=None))._link
+        assert link is not None
+        assert (link.transport.remote_cipher, link.transport.remote_mac) == ("aes256-ctr", "hmac-sha2-512")
+    configure(sshd, "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com")
+    with pytest.raises(ConfigError, match=r"HostKeyAlgorithms ssh-ed25519-cert-v01@.* allows none that specctl knows"):
+        log_in(sshd)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.transport.ssh_config import Jump, SshOptions, SshSpec, parse_dump, parse_spec, resolve
+from orchestrator.transport.ssh_config import parse_dump, resolve
+from orchestrator.transport.ssh_options import Jump, SshOptions, SshSpec, parse_spec
 
 
 @pytest.mark.parametrize(
