@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import pytest
+
+from orchestrator import wheelhouse
+from orchestrator.errors import BundleError
+from orchestrator.inventory import Target
+from orchestrator.remote import Agent
+from orchestrator.transport import LocalTransport
 from tests.driver import Specctl
+from tests.wheels import make_wheel
 
 PROGRAM = "import sys, small; print('step=1 tok/s=1', sys.prefix, small.__file__)"
 
@@ -58,3 +68,71 @@ def test_a_broken_configuration_is_one_line_with_file_and_line(specctl: Specctl)
     assert specctl("launch", "local", "--config", "missing.yaml").code == 2
     assert specctl("launch", "local").code == 2
     assert specctl("launch", "nowhere", "--", "true").code == 4
+
+
+def test_a_wheelhouse_is_part_of_what_names_the_environment(specctl: Specctl) -> None:
+    (specctl.project / "run.yaml").write_text("requirements: [small]\n")
+    house = specctl.project / "wheels"
+    words = ("launch", "local", "--plan", "--config", "run.yaml", "--wheelhouse")
+    named = set()
+    for text in ("", "changed = True"):
+        make_wheel(house, "small", text=text)
+        done = specctl(*words, "wheels", "--", "true")
+        assert done.code == 0 and "out of wheels alone (1 file, " in done.out
+        assert (
+            "small-1.0" not in done.out and "wheels/small" not in specctl(*words, "wheels", "--json", "--", "true").out
+        )
+        named |= set(re.findall(r"env ([0-9a-f]{16}),", done.out))
+    moved = house.rename(specctl.project / "moved")
+    named |= set(re.findall(r"env ([0-9a-f]{16}),", specctl(*words, moved.name, "--", "true").out))
+    assert len(named) == 2, "another content is another environment, another folder is not"
+
+
+def test_what_is_no_wheelhouse_or_would_not_be_used_is_refused(specctl: Specctl) -> None:
+    (specctl.project / "empty").mkdir()
+    (specctl.project / "run.yaml").write_text("requirements: [small]\n")
+    for folder, said in (("nowhere", "No such file"), ("empty", "no wheels"), ("run.yaml", "Not a directory")):
+        done = specctl("launch", "local", "--config", "run.yaml", "--wheelhouse", folder, "--", "true")
+        assert done.code == 2 and f"--wheelhouse {folder}" in done.err and said in done.err
+    make_wheel(specctl.project / "wheels", "small")
+    done = specctl("launch", "local", "--wheelhouse", "wheels", "--", "true")
+    assert done.code == 2 and "requirements:" in done.err
+
+
+def test_an_index_that_cannot_be_reached_is_met_with_the_word_for_a_wheelhouse(specctl: Specctl) -> None:
+    (specctl.project / "run.yaml").write_text("requirements: [small]\n")
+    unreachable = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    done = specctl.launch("--config", "run.yaml", "--", "true", PIP_FIND_LINKS="", **unreachable)
+    said = done.json["error"]["message"]
+    assert done.code == 1 and "no package index can be reached" in said and "--wheelhouse wheels" in said
+    assert "pip download -d wheels" in said and "pip small" in said
+    assert not [path for path in (specctl.workdir / "envs").iterdir() if path.is_dir()], "nothing half-made is left"
+
+
+def test_a_wheelhouse_that_was_cut_off_goes_on_with_the_files_that_are_not_there(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_wheel(tmp_path / "wheels", name, text="#" * 300_000)
+    house = wheelhouse.collect(tmp_path / "wheels")
+    agent = Agent(Target(name="here", workdir=str(tmp_path / "w")), LocalTransport("here"))
+    agent.call("put", bundle="none", ask=True)
+
+    def missing() -> list[str]:
+        with agent.stream("wheels", deadline_s=60, wheels=house.listing(), ask=True) as frames:
+            return list(next(frame for frame in frames if frame.get("final"))["missing_wheels"])
+
+    def send(part: slice) -> None:
+        payload = b"".join(wheelhouse.tar(house.wheels))[part]
+        with agent.stream("wheels", payload=[payload], deadline_s=60, wheels=house.listing()) as frames:
+            for _ in frames:
+                pass
+
+    names = [wheel.name for wheel in house.wheels]
+    assert missing() == names
+    with pytest.raises(BundleError, match="damaged"):
+        send(slice(400_000))  # the first file whole, and a part of the second
+    assert missing() == names[1:]
+    send(slice(None))
+    assert missing() == []
+    [path] = (tmp_path / "w" / "wheels").glob("*/second-*")
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert missing() == names[1:], "what has changed over there is not believed"
