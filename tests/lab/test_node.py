@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +104,21 @@ def test_that_line_of_sudoers_grants_nothing_else(sudo: Lab, pool: NodePool) -> 
     ):  # fmt: skip
         done = pool.node(LOGIN).run(["sudo", "-n", *command.split()], deadline_s=60)
         assert (done.exit_code, done.stderr) == (1, b"sudo: a password is required\n"), command
+
+
+@pytest.mark.parametrize(("block", "attach", "lines"), [(0, "auto", 2), (1, "lxc", 1)])
+def test_the_lines_of_the_documentation_are_the_right_ones(
+    lab: Lab, pool: NodePool, block: int, attach: Attach, lines: int
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "proxmox-access.md").read_text()
+    rules = re.findall(r"```sudoers\n(.*?)```", page, re.DOTALL)[block]
+    assert len(rules.splitlines()) == lines
+    lab.set_sudo(rules.replace("train", USER).replace("200", "101").replace("/usr/sbin/pct", "/usr/local/sbin/pct"))
+    try:
+        assert into(pool, 101, attach=attach).run(["id", "-u"], deadline_s=60).stdout == b"0\n"
+        assert into(pool, 102, attach=attach).run(["id", "-u"], deadline_s=60).exit_code == 1
+    finally:
+        lab.set_sudo("")
 
 
 def test_the_fan_out_runs_as_the_user_and_only_its_legs_as_root(sudo: Lab, pool: NodePool) -> None:
