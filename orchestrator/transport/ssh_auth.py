@@ -67,11 +67,13 @@ def _log_in(
 ) -> None:
     who = f"{options.user}@{options.hostname} port {options.port}"
     tried: list[str] = []
+    others: list[str] = []
     try:
         try:
             transport.auth_none(options.user)
             return
         except BadAuthenticationType as error:
+            others = [kind for kind in error.allowed_types if kind != "publickey"]
             if "publickey" not in error.allowed_types:
                 offered = ", ".join(error.allowed_types) or "nothing"
                 raise AuthError(
@@ -84,7 +86,7 @@ def _log_in(
             try:
                 further = transport.auth_publickey(options.user, candidate.key)
             except BadAuthenticationType as error:
-                raise _refused(who, tried, unusable, options, target) from error
+                raise _refused(who, tried, unusable, others, options, target) from error
             except AuthenticationException as error:
                 if not transport.is_active() or _is_silence(error):
                     raise
@@ -104,7 +106,7 @@ def _log_in(
                 hint="the node is busy or hangs; whether the key would do is not known",
             ) from error
         if transport.is_active() and isinstance(error, AuthenticationException):
-            raise _refused(who, tried, unusable, options, target) from error
+            raise _refused(who, tried, unusable, others, options, target) from error
         if tried:
             raise AuthError(
                 f"{who} ended the connection after {len(tried)} keys ({', '.join(tried)}): {error}",
@@ -112,7 +114,7 @@ def _log_in(
                 hint="too many keys were offered? Set IdentityFile and IdentitiesOnly yes for this host in ssh_config",
             ) from error
         raise LinkLost(f"{who} ended the connection while logging in: {error}", target=target) from error
-    raise _refused(who, tried, unusable, options, target)
+    raise _refused(who, tried, unusable, others, options, target)
 
 
 def _is_silence(error: Exception) -> bool:
@@ -120,9 +122,16 @@ def _is_silence(error: Exception) -> bool:
     return isinstance(error, AuthenticationException) and "timeout" in str(error).lower()
 
 
-def _refused(who: str, tried: list[str], unusable: list[_Unusable], options: SshOptions, target: str) -> AuthError:
+def _refused(
+    who: str, tried: list[str], unusable: list[_Unusable], others: list[str], options: SshOptions, target: str
+) -> AuthError:
     parts = [f"refused {', '.join(tried)}" if tried else "no key was there to offer"]
-    parts += [one.why for one in unusable] + options.other_logins
+    parts += [one.why for one in unusable]
+    if options.pkcs11_provider:
+        add = f"ssh-add -s {shlex.quote(options.pkcs11_provider)}"
+        parts.append(f"the keys of PKCS11Provider can be used through the agent only ({add})")
+    if others:
+        parts.append(f"it would take {', '.join(others)} as well, which specctl does not have")
     cure = next((one.cure for one in unusable if one.cure), None)
     if cure:
         hint = cure

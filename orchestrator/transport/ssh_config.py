@@ -10,7 +10,6 @@ import getpass
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -111,7 +110,7 @@ def parse_dump(dump: str, spec: SshSpec, config_file: str | None, *, via: str | 
             if path != "none"
         ],
         verify_by_dns=one("verifyhostkeydns") not in ("none", "no", "false"),
-        other_logins=_other_logins(one, given),
+        pkcs11_provider=given("pkcs11provider"),
         host_key_alias=alias,
         connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else CONNECT_TIMEOUT_S,
         address_family=families.get(one("addressfamily"), socket.AF_UNSPEC),
@@ -143,17 +142,6 @@ def _refuse(one: Callable[..., str], given: Callable[[str], str | None], spec: S
         f"{what} is set for this host, and keys are the only way in that specctl has", target=spec.text,
         hint="allow publickey for this host in ssh_config",
     )  # fmt: skip
-
-
-def _other_logins(one: Callable[..., str], given: Callable[[str], str | None]) -> list[str]:
-    found = []
-    if provider := given("pkcs11provider"):
-        found.append(f"PKCS11Provider {provider}: its keys only through the agent (ssh-add -s {shlex.quote(provider)})")
-    for key, name in (("gssapiauthentication", "GSSAPIAuthentication"), ("hostbasedauthentication",
-                      "HostbasedAuthentication")):  # fmt: skip
-        if one(key) in ("yes", "true"):
-            found.append(f"{name}: specctl knows keys only")
-    return found
 
 
 def _jump(hosts: str) -> Jump:

@@ -56,8 +56,8 @@ class SshOptions:
     """The first one is where a new key belongs."""
     verify_by_dns: bool = False
     """`ssh` would also ask DNS for the host's key."""
-    other_logins: list[str] = field(default_factory=list)
-    """By what else `ssh` would log in, and specctl cannot."""
+    pkcs11_provider: str | None = None
+    """`ssh` would also use its keys."""
     host_key_alias: str | None = None
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     address_family: socket.AddressFamily = socket.AF_UNSPEC

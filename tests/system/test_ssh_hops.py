@@ -254,6 +254,13 @@ def test_a_proxy_command_is_the_way_and_ends_with_the_connection(lab: Lab, tmp_p
     poll_until(lambda: not processes(mark), what="the end of the proxy command")
 
 
+def test_a_proxy_command_that_is_ssh_itself_is_the_way_through_its_host(lab: Lab) -> None:
+    lab.configure(t=f"ProxyCommand ssh -F {lab.config} -W %h:%p a")
+    before = lab.logins()
+    assert lab.run()
+    assert more_logins(lab, before) == (1, 0, 1)
+
+
 def test_a_proxy_command_that_fails_is_told_in_its_own_words(lab: Lab) -> None:
     lab.configure(t="ProxyCommand sh -c 'echo no tunnel today >&2; exit 1'")
     before = lab.logins()

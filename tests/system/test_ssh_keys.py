@@ -145,6 +145,21 @@ def test_a_key_that_the_node_does_not_know_is_an_auth_error_naming_it(sshd: Loop
     assert "authorized_keys" in (caught.value.hint or "") and caught.value.exit_code == 3
 
 
+def test_what_else_would_let_one_in_is_named_when_the_keys_do_not(sshd: LoopbackSshd) -> None:
+    (sshd.root / "authorized_keys").write_text("")
+    sshd.stop()
+    sshd.options = "PasswordAuthentication yes"
+    sshd.start()
+    configure(sshd, "PKCS11Provider /usr/lib/token.so")
+    with pytest.raises(AuthError, match=r"\(ssh-add -s /usr/lib/token\.so\); it would take password as well"):
+        log_in(sshd)
+    sshd.stop()
+    sshd.options = "PasswordAuthentication yes\nPubkeyAuthentication no"
+    sshd.start()
+    with pytest.raises(AuthError, match="takes no keys, only password"):
+        log_in(sshd)
+
+
 @contextlib.contextmanager
 def ssh_agent(socket_path: Path) -> Iterator[dict[str, str]]:
     """A real agent without keys; what its clients need in the environment."""

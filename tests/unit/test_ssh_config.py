@@ -112,9 +112,8 @@ def test_a_proxy_command_is_one_for_a_shell_with_its_tokens_replaced() -> None:
 
 
 def test_what_only_adds_ways_in_is_kept_to_be_named_when_it_is_missed() -> None:
-    options = parsed("pkcs11provider /usr/lib/x.so", "gssapiauthentication yes", "verifyhostkeydns ask")
-    assert [text.split()[0] for text in options.other_logins] == ["PKCS11Provider", "GSSAPIAuthentication:"]
-    assert options.verify_by_dns
+    options = parsed("pkcs11provider /usr/lib/x.so", "verifyhostkeydns ask")
+    assert (options.pkcs11_provider, options.verify_by_dns) == ("/usr/lib/x.so", True)
     assert not parsed("verifyhostkeydns false").verify_by_dns
 
 
