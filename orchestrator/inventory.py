@@ -45,9 +45,13 @@ class Target:
     workdir: str = DEFAULT_WORKDIR
     """As written: a leading `~` is the home directory on the target, and only the target can expand it."""
     python: str | None = None
+    """The Python that runs agent and trainer there; None: `python3`, and for the trainer an environment made for it."""
     user: str | None = None
+    """Who runs there, when the login is root's; None: the login itself."""
     gpus: list[int] | None = None
+    """What its runs see as CUDA_VISIBLE_DEVICES; a launch then wants to see them held."""
     env: dict[str, str] = field(default_factory=dict)
+    """Variables of every run's environment."""
     secrets: list[str] = field(default_factory=list)
     """Names only; the values are in the caller's environment."""
 

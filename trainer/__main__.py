@@ -21,7 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     train_verb = verbs.add_parser("train", help="train as CONFIG says")
     train_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     train_verb.add_argument("--resume", action="store_true", help="go on from the latest complete checkpoint, or fail")
+    verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
+    if arguments.verb == "schema":
+        return print_schema()
 
     stop = StopRequest()
     stop.listen()
@@ -57,6 +60,16 @@ def main(argv: list[str] | None = None) -> int:
         reporter.complain(f"left behind: {', '.join(ending.stuck)}")
         os._exit(ending.code)
     return ending.code
+
+
+def print_schema() -> int:
+    import json
+
+    from trainer.config import Config
+    from typedyaml.jsonschema import json_schema
+
+    print(json.dumps(json_schema(Config, title="a trainer's configuration"), indent=2))
+    return 0
 
 
 if __name__ == "__main__":
