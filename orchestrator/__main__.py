@@ -18,6 +18,12 @@ def main() -> int:
     from orchestrator import streams
 
     streams.prepare()
+    if "_SPECCTL_COMPLETE" in os.environ:
+        from orchestrator import completion
+
+        if (said := completion.answer(os.environ)) is not None:
+            sys.stdout.write(said + "\n")
+            return streams.finish(0)
     from orchestrator import cli
 
     try:

@@ -15,10 +15,9 @@ from typer.core import TyperGroup
 
 from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain
 from orchestrator.cli.usage import explained
+from orchestrator.commands import COMMANDS
 from orchestrator.errors import SpecctlError
 
-COMMANDS = ("launch", "status", "logs", "stop", "ls", "show", "attach", "targets", "schema", "push", "pull", "prune")
-"""In the order in which `--help` lists them. Each is the function of that name in the module of that name."""
 HELP = {"help_option_names": ["-h", "--help"]}
 
 

@@ -19,6 +19,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.commands import RUN
+from orchestrator.completion import offer
 from orchestrator.errors import SpecctlError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Inventory, load_inventory
@@ -32,7 +34,10 @@ WHOLE_LINES = 100_000
 
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="An id, a part of one, or @last; your only live run.", show_default=False),
+    typer.Argument(
+        metavar="RUN", help="An id, a part of one, or @last; your only live run.", show_default=False,
+        autocompletion=offer(RUN),
+    ),
 ]
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", metavar="FILE", help="Which hosts.yaml to use.", show_default=False)

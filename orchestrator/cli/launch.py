@@ -27,6 +27,8 @@ from orchestrator.cli.base import (
     stdout,
 )  # fmt: skip
 from orchestrator.cli.usage import nearest, sentence
+from orchestrator.commands import TARGET
+from orchestrator.completion import offer
 from orchestrator.errors import ConfigError, SpecctlError
 from orchestrator.render import json as as_json
 from orchestrator.render import launch as show_launch
@@ -91,7 +93,8 @@ def _words_of_a_command(args: list[str]) -> list[str]:
 def launch(
     ctx: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="Where to run; hosts.yaml's default if left out.")
+        str | None, typer.Argument(metavar="TARGET", help="Where to run; hosts.yaml's default if left out.",
+                                   autocompletion=offer(TARGET)),
     ] = None,
     config: Annotated[
         Path | None,

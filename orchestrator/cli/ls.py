@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.base import DAY_S, InventoryOption, JsonOption, errors, fleet_of, stdout
+from orchestrator.commands import PLACE
+from orchestrator.completion import offer
 from orchestrator.render import json as as_json
 from orchestrator.render import ls as show_ls
 from orchestrator.verbs import ls as verb
@@ -23,15 +25,21 @@ def duration(text: str | float) -> float:
     return float(match[1]) * UNITS_S[match[2]]
 
 
+def states(incomplete: str) -> list[str]:
+    return [state.lower() for state in verb.STATES if state.startswith(incomplete.upper())]
+
+
 def ls(
     ctx: typer.Context,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", metavar="T", help="Only on this target or group; may be repeated."),
+        typer.Option("--target", "-t", metavar="T", help="Only on this target or group; may be repeated.",
+                     autocompletion=offer(PLACE)),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", "-s", metavar="S", help="Only in this state (failed, running ...); may be repeated."),
+        typer.Option("--state", "-s", metavar="S", help="Only in this state (failed, running ...); may be repeated.",
+                     autocompletion=states),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="GLOB", help="Only ids that match; without * a part is enough.")

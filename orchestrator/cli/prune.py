@@ -10,6 +10,8 @@ import typer
 
 from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, program, say, stderr, stdout
 from orchestrator.cli.ls import duration
+from orchestrator.commands import PLACE
+from orchestrator.completion import offer
 from orchestrator.errors import ConfigError
 from orchestrator.render import json as as_json
 from orchestrator.render import prune as show_prune
@@ -22,7 +24,10 @@ def prune(
     ctx: typer.Context,
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="Targets or groups; all if left out.", show_default=False),
+        typer.Argument(
+            metavar="TARGET", help="Targets or groups; all if left out.", show_default=False,
+            autocompletion=offer(PLACE),
+        ),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Also runs that ended long ago, with all they made.")] = False,
     older_than: Annotated[

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.base import Interrupted, InventoryOption, JsonOption, errors, fleet_of, stderr, stdout
+from orchestrator.commands import RUN
+from orchestrator.completion import offer
 from orchestrator.render import json as as_json
 from orchestrator.render import transfer as show_transfer
 from orchestrator.verbs import pull as verb
@@ -16,7 +18,8 @@ from orchestrator.verbs.push import AGAIN
 
 def pull(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="An id, a part of one, or @last.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An id, a part of one, or @last.", show_default=False,
+                                        autocompletion=offer(RUN))],
     path: Annotated[
         str | None,
         typer.Argument(

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.base import Interrupted, InventoryOption, JsonOption, errors, fleet_of, stderr, stdout
+from orchestrator.commands import TARGET
+from orchestrator.completion import offer
 from orchestrator.render import json as as_json
 from orchestrator.render import transfer as show_transfer
 from orchestrator.verbs import push as verb
@@ -15,7 +17,8 @@ from orchestrator.verbs import push as verb
 
 def push(
     ctx: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Where to.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Where to.", show_default=False,
+                                           autocompletion=offer(TARGET))],
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A file or folder here.", show_default=False)],
     destination: Annotated[
         str,

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, say, stdout
+from orchestrator.commands import EITHER
+from orchestrator.completion import offer
 from orchestrator.render import json as as_json
 from orchestrator.render import status as show_status
 from orchestrator.render.text import BAD
@@ -16,7 +18,8 @@ from orchestrator.verbs import status as verb
 def status(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN|TARGET", help="Runs, targets or groups.")
+        list[str] | None,
+        typer.Argument(metavar="RUN|TARGET", help="Runs, targets or groups.", autocompletion=offer(EITHER)),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what ended more than 24 hours ago.")] = False,
     json: JsonOption = False,

@@ -1,0 +1,21 @@
+"""The commands there are, and what stands in the places after their names: read before anything heavy is imported."""
+
+from __future__ import annotations
+
+RUN, TARGET, PLACE, EITHER, MORE = "run", "target", "target or group", "run, target or group", "..."
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "launch": (TARGET,),
+    "status": (EITHER, MORE),
+    "logs": (RUN,),
+    "stop": (RUN,),
+    "ls": (),
+    "show": (RUN,),
+    "attach": (RUN,),
+    "targets": (PLACE, MORE),
+    "schema": (),
+    "push": (TARGET,),
+    "pull": (RUN,),
+    "prune": (PLACE, MORE),
+}
+"""In the order in which `--help` lists them. Each is the function of that name in `cli/NAME.py`."""
