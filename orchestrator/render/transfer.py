@@ -114,11 +114,11 @@ def show_pull(console: Console, result: pull.Result) -> None:
 def _show(
     console: Console, where: str, did: str, files: int, same: int, moved: int, result: push.Result | pull.Result
 ) -> None:  # fmt: skip
-    text = f"{did} {count(files, 'file')}, {size(moved)} in {result.took_s:.1f} s"
+    text = f"{did} {count(files, 'file')}, {size(moved)} in {result.took_s:.1f} s" if files else f"nothing was {did}"
     if moved and result.took_s > 1:
         text += f" ({size(int(moved / result.took_s))}/s)"
     if same:
-        text += f"; {same:,} {'was' if same == 1 else 'were'} there already"
+        text += f"; {count(same, 'file')} {'was' if same == 1 else 'were'} there already"
     if result.resumed_bytes:
         text += f"; went on after {size(result.resumed_bytes)}"
     hashes = [result.sha256] if isinstance(result.sha256, str) else list((result.sha256 or {}).values())
