@@ -363,10 +363,9 @@ while True:
 def specctl(lab: Lab) -> Iterator[Specctl]:
     driver = Specctl(SPECCTL_SSH_CONFIG=str(lab.ssh_config))
     yield driver
-    for run in driver("status", "--all", "--json").json["runs"]:
-        driver("stop", run["run_id"], "--now")
+    end = "kill -9 $(grep -al SPECCTL_RUN_ID= /proc/[0-9]*/environ | cut -d/ -f3) $(pgrep tmux); rm -rf /data"
     for vmid in (101, 102):
-        lab.inside(vmid, ["rm", "-rf", "/data"])
+        lab.inside(vmid, ["sh", "-c", end])
     driver.close()
 
 
@@ -416,7 +415,6 @@ def test_quotes_blanks_and_newlines_arrive_and_nothing_of_the_node_does(
         assert leaks(lab, "leak") == "" and leaks(lab, "SSH_") == ""
         assert "supervise" in leaks(lab, "HOME=/root"), "the search finds nothing at all"
         assert specctl.status()["note"] == note
-        assert specctl("stop", "@last").code == 0
 
 
 def test_a_user_with_sudo_launches_looks_and_stops(specctl: Specctl, sudo: Lab) -> None:
@@ -467,4 +465,3 @@ targets:
             assert (status.returncode, out) == (130, ""), err
             assert runs_inside(lab, "sleep 65.7", 102), "it has ended by itself: nothing was shown"
     lab.inside(102, ["pkill", "-f", "sleep 65.7"])
-    specctl.inventory.write_text("targets: {a: {ssh: pve, vmid: 101}}")
