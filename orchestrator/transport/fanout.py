@@ -183,6 +183,11 @@ def _unrun(node: Transport, request: Request, ssh: str | None, stream: Stream) -
     if request.vmid is not None and (error := PctTransport(node, request.vmid, node=ssh).explain(done)) is not None:
         return error
     said = " ".join(stream.stderr.decode(errors="replace").split())[-500:]
+    if re.search(r"\btar: .*archive", said):
+        return UnreachableError(
+            "the request did not arrive whole: a shell start-up file there that reads from stdin takes it away",
+            hint="ask only `if [ -t 0 ]` in it, or set it aside",
+        )
     return UnreachableError(
         f"the node did not run it: {said or stream.why_unknown or f'exit code {stream.exit_code}'}",
         hint="is there room in /dev/shm or /tmp of the node?",

@@ -66,19 +66,19 @@ class Entrance:
 
     def reason(self, said: str, exit_code: int | None, seen: Seen) -> tuple[str, str] | None:
         """(why, what to do) for a command that ended with `exit_code` and `said` this on stderr; None: cannot tell."""
-        found = None
-        if exit_code != 0:
-            found = self._container(said, seen) or self._node_itself(said) or self._sudo(said, seen)
-        if found is None and not seen.answered:
+        if not seen.answered:
             # A shell that was given a request for a script repeats it in its complaint, and it may hold secrets.
             words = " ".join(re.sub(r"\{\W*token.*", "(the request)", said).split())[-300:]
-            words = words or f"nothing, and ended with exit code {exit_code}"
+            words = words.rstrip(".") or f"nothing, and ended with exit code {exit_code}"
             trial = f"ssh {shlex.quote(self.ssh)} echo works" if self.ssh else "sh -c 'echo works'"
             return (
                 f"the login shell on {self.node} does not run what it is given; it said: {words}",
                 f"try by hand: {trial}; a start-up file of that user (~/.bashrc) may end the shell or replace it, a "
                 "forced command may take its place, and csh is not supported",
             )
+        if exit_code == 0:
+            return None
+        found = self._container(said, seen) or self._node_itself(said) or self._sudo(said, seen)
         if found is None and exit_code == 137 and not seen.listens:
             return self._stopped(f"container {self.vmid} stopped while it was being asked", seen)
         return found

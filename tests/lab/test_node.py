@@ -342,6 +342,13 @@ def test_a_shell_that_does_not_run_commands_is_named_as_what_is_wrong(lab: Lab, 
         assert "hush" not in str(error)
 
 
+def test_a_start_up_file_that_takes_the_request_away_is_named(lab: Lab, pool: NodePool) -> None:
+    with home_file(lab, ".bashrc", "read -r answer"):
+        requests = [Request(vmid=vmid, argv=["true"], stdin=b"\n", target="a") for vmid in (101, 102)]
+        for error in results(fanout(pool.node("pve"), requests, leg_timeout_s=60, ssh="pve")):
+            assert str(error).startswith("a: the request did not arrive whole: a shell start-up file there that reads")
+
+
 # --- all of specctl through such a node -----------------------------------------------------------------------------
 
 LEAK = """

@@ -179,9 +179,11 @@ def test_a_login_shell_that_runs_nothing_is_told_with_what_it_said() -> None:
     said = explain("Unmatched '''.\n", 1, ssh="pve1", seen=nothing)
     assert said is not None
     assert said.startswith(
-        "the login shell on pve1 does not run what it is given; it said: Unmatched '''. | try by hand"
+        "the login shell on pve1 does not run what it is given; it said: Unmatched ''' | try by hand"
     )
     assert "~/.bashrc" in said and "ssh pve1 echo works" in said
+    said = explain("sudo: Undefined variable.\n", 1, seen=nothing)
+    assert said is not None and said.startswith("the login shell "), "csh took the script apart"
     said = explain("", 0, seen=nothing)
     assert said is not None and "it said: nothing, and ended with exit code 0" in said
 
