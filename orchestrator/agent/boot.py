@@ -24,7 +24,7 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
     try:
         request = json.loads(line or stdin.readline().decode("ascii"))
     except ValueError:
-        sys.stderr.write("the request did not arrive: a shell start-up file there that reads from stdin takes it away\n")
+        sys.stderr.write("the request did not arrive: a shell start-up file there that reads stdin takes it away\n")
         return 1
     reads = request["verb"] in READS
 

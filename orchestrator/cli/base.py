@@ -111,6 +111,8 @@ def fleet_of(ctx: typer.Context, inventory: str | None) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
+        for note in fleet.pool.trusted:
+            say(note)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ class NodePool:
 
     def __init__(self, *, ssh_config: str | None = None, accept_new: bool = False) -> None:
         self._ssh_config, self._accept_new = ssh_config, accept_new
+        self.trusted: list[str] = []
+        """What `accept_new` led to, a sentence a host."""
         self._nodes: dict[Jump, SshNode] = {}
         self._lock = threading.Lock()
 
@@ -47,7 +49,8 @@ class NodePool:
         with self._lock:
             if host not in self._nodes:
                 self._nodes[host] = SshNode(
-                    host.host, ssh_config_file=self._ssh_config, accept_new=self._accept_new, via=host.via,
+                    host.host, ssh_config_file=self._ssh_config, via=host.via,
+                    trust=self.trusted.append if self._accept_new else None,
                     hop=self._ssh_node,
                 )  # fmt: skip
             return self._nodes[host]

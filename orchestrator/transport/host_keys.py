@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from orchestrator.errors import HostKeyError
 from orchestrator.transport import known_hosts
 from orchestrator.transport.known_hosts import HostEntry, Judgement
 from orchestrator.transport.ssh_options import SshOptions
+
+Trust = Callable[[str], None]
+"""Is told, in a sentence, of each host that was new and is trusted from now on."""
 
 
 def own_file() -> Path:
@@ -47,13 +50,13 @@ def read(options: SshOptions) -> Records:
     return Records(theirs=known_hosts.read(options.known_hosts_files), own=known_hosts.read([str(own_file())]))
 
 
-def check(key: paramiko.PKey, records: Records, options: SshOptions, *, target: str, accept_new: bool) -> None:
-    """Raises `HostKeyError` unless `key` is on record. A host without any record is put there with `accept_new`."""
+def check(key: paramiko.PKey, records: Records, options: SshOptions, *, target: str, trust: Trust | None) -> None:
+    """Raises `HostKeyError` unless `key` is on record. A host without any record is put there, if `trust` is told."""
     judgement = _judge(key, records, options)
     if judgement.standing == "known":
         return
-    if judgement.standing == "unknown" and accept_new:
-        _remember(key, options, target)
+    if judgement.standing == "unknown" and trust is not None:
+        _remember(key, options, target, trust)
         return
     raise _error(judgement, key, options, target)
 
@@ -68,7 +71,7 @@ def _judge(key: paramiko.PKey, records: Records, options: SshOptions) -> Judgeme
     return theirs if own.standing == "unknown" else own
 
 
-def _remember(key: paramiko.PKey, options: SshOptions, target: str) -> None:
+def _remember(key: paramiko.PKey, options: SshOptions, target: str, trust: Trust) -> None:
     path = own_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,9 @@ def _remember(key: paramiko.PKey, options: SshOptions, target: str) -> None:
             target=target,
             hint="make that file writable, or set XDG_STATE_HOME to a folder that is",
         ) from error
-    if judgement.standing not in ("unknown", "known"):
+    if judgement.standing == "unknown":
+        trust(f"{options.where} is trusted from now on, by {_shown(key)} in {path}")
+    elif judgement.standing != "known":
         raise _error(judgement, key, options, target)
 
 
@@ -116,10 +121,14 @@ def _append(path: Path, line: str) -> None:
 
 
 def _error(judgement: Judgement, key: paramiko.PKey, options: SshOptions, target: str) -> HostKeyError:
-    shown = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+    shown = _shown(key)
     say = {"revoked": _revoked, "changed": _changed}.get(judgement.standing, _unknown)
     message, hint = say(judgement, shown, options)
     return HostKeyError(message, target=target, hint=hint)
+
+
+def _shown(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
 
 
 def _revoked(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:

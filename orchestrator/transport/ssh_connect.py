@@ -20,6 +20,7 @@ from paramiko.ssh_exception import IncompatiblePeer, SSHException
 from orchestrator.errors import ConfigError, UnreachableError
 from orchestrator.transport import host_keys, ssh_pace
 from orchestrator.transport.base import Limits
+from orchestrator.transport.host_keys import Trust
 from orchestrator.transport.ssh_auth import authenticate
 from orchestrator.transport.ssh_options import SshOptions
 from orchestrator.transport.ssh_way import Way
@@ -34,7 +35,7 @@ class _HungUp(Exception):
 
 
 def connect(
-    options: SshOptions, dial: Callable[[float], Way], *, target: str, limits: Limits, accept_new: bool = False
+    options: SshOptions, dial: Callable[[float], Way], *, target: str, limits: Limits, trust: Trust | None = None
 ) -> tuple[paramiko.Transport, Way]:
     """A connection that is logged in, and the way that it uses; `dial` opens one within so many seconds.
 
@@ -45,7 +46,7 @@ def connect(
     for attempt in range(1, CONNECT_TRIES + 1):
         try:
             with ssh_pace.turn(options.where, limits):
-                return _connect_once(options, dial, target, limits, accept_new)
+                return _connect_once(options, dial, target, limits, trust)
         except _HungUp as error:
             if attempt == CONNECT_TRIES:
                 raise UnreachableError(
@@ -64,7 +65,7 @@ _SILENT = logging.NullHandler()
 
 
 def _connect_once(
-    options: SshOptions, dial: Callable[[float], Way], target: str, limits: Limits, accept_new: bool
+    options: SshOptions, dial: Callable[[float], Way], target: str, limits: Limits, trust: Trust | None
 ) -> tuple[paramiko.Transport, Way]:
     left_s = limits.left_s()
     timeout_s = options.connect_timeout_s if left_s is None else min(left_s, options.connect_timeout_s)
@@ -80,7 +81,7 @@ def _connect_once(
         transport.use_compression(options.compression)
         _choose_algorithms(transport, options, records.types(options.record_name), target)
         _exchange_keys(transport, options, way, timeout_s, target)
-        host_keys.check(transport.get_remote_server_key(), records, options, target=target, accept_new=accept_new)
+        host_keys.check(transport.get_remote_server_key(), records, options, target=target, trust=trust)
         authenticate(transport, options, target=target)
         transport.set_keepalive(KEEPALIVE_S)
         done = True

@@ -15,6 +15,7 @@ from paramiko.ssh_exception import ChannelException, SSHException
 from orchestrator.errors import ConfigError, SpecctlError, UnreachableError
 from orchestrator.transport import ssh_config, ssh_way
 from orchestrator.transport.base import Limits
+from orchestrator.transport.host_keys import Trust
 from orchestrator.transport.ssh_connect import connect
 from orchestrator.transport.ssh_options import Jump, SshOptions
 from orchestrator.transport.ssh_way import Way
@@ -31,13 +32,16 @@ class SshNode:
         spec: str,
         *,
         ssh_config_file: str | None = None,
-        accept_new: bool = False,
+        trust: Trust | None = None,
         via: str | None = None,
         hop: Callable[[Jump], SshNode] | None = None,
     ) -> None:
-        """`via` stands in for its own ProxyJump; `hop` gives the node of a jump host, so that it can be shared."""
+        """`via` stands in for its own ProxyJump; `trust` takes in hosts that are new.
+
+        `hop` gives the node of a jump host, so that it can be shared.
+        """
         self.spec = spec
-        self._config_file, self._accept_new, self._via = ssh_config_file, accept_new, via
+        self._config_file, self._trust, self._via = ssh_config_file, trust, via
         self._hop = hop or self._own_hop
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -102,7 +106,7 @@ class SshNode:
             return ssh_way.straight(options, timeout_s, self.spec)
 
         try:
-            transport, way = connect(options, dial, target=self.spec, limits=limits, accept_new=self._accept_new)
+            transport, way = connect(options, dial, target=self.spec, limits=limits, trust=self._trust)
         except SpecctlError:
             if hop is not None and limits.over:
                 hop.retire()
@@ -110,7 +114,7 @@ class SshNode:
         return Link(transport, way, hop)
 
     def _own_hop(self, jump: Jump) -> SshNode:
-        return SshNode(jump.host, ssh_config_file=self._config_file, accept_new=self._accept_new, via=jump.via)
+        return SshNode(jump.host, ssh_config_file=self._config_file, trust=self._trust, via=jump.via)
 
 
 class Link:

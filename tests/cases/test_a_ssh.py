@@ -175,8 +175,12 @@ def test_a10_accept_new_trusts_once_writes_only_specctls_own_file_and_never_take
         assert refused.code == 3 and "is not known" in refused.err + refused.out
         assert "specctl --accept-new" in refused.err + refused.out
         assert not own.exists()
-        assert specctl("--accept-new", "status", "box").code == 0
-        assert specctl("status", "box").code == 0
+        accepted = specctl("--accept-new", "status", "box", COLUMNS="1000")
+        assert accepted.code == 0
+        assert f"{sshd.where} is trusted from now on, by ssh-ed25519 SHA256:" in accepted.err
+        assert str(own) in accepted.err
+        again = specctl("--accept-new", "status", "box")
+        assert again.code == 0 and "trusted" not in again.err
         assert own.read_text() == f"{sshd.where} {sshd.host_key}\n"
         sshd.rotate_host_key()
         changed = specctl("--accept-new", "status", "box", COLUMNS="1000")
@@ -246,8 +250,8 @@ def test_a12_a_coloured_notice_of_the_start_up_is_in_nobodys_way(
     [
         ("echo 'disk quota exceeded'; exit 1\n", r"no answer \(exit code 1\): disk quota exceeded"),
         ("echo 'down for maintenance'; exit 0\n", r"no answer \(exit code 0\): down for maintenance"),
-        ("read -r answer\n", "a shell start-up file there that reads from stdin takes it away"),
-        ("cat >/dev/null\n", "a shell start-up file there that reads from stdin takes it away"),
+        ("read -r answer\n", "a shell start-up file there that reads stdin takes it away"),
+        ("cat >/dev/null\n", "a shell start-up file there that reads stdin takes it away"),
     ],
 )
 def test_a12_a_start_up_that_lets_no_command_through_is_named(

@@ -43,8 +43,8 @@ class Lab:
         blocks = ((self.a, a), (self.b, b), (self.t, t))
         self.config.write_text("".join(one.ssh_options(*option.splitlines()) for one, option in blocks) + more)
 
-    def pool(self, *, accept_new: bool = False) -> NodePool:
-        return NodePool(ssh_config=str(self.config), accept_new=accept_new)
+    def pool(self) -> NodePool:
+        return NodePool(ssh_config=str(self.config))
 
     def run(self, spec: str = "t", *, deadline_s: float = 30) -> bytes:
         """The port of the sshd that ran a command, and of the client that it saw."""
