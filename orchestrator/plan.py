@@ -62,6 +62,8 @@ class Plan:
     timeout_s: float | None
     inputs: dict[str, Any]
     """What the program reads on the target and must find there: `files` and `model`, each by its key; `wanted`."""
+    cuda: int = 0
+    """How many CUDA devices the configuration counts on, declared or not."""
 
 
 def plan(request: Request, inventory: Inventory) -> Plan:
@@ -115,8 +117,22 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     return Plan(
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements,
         wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
-        inputs=config.inputs,
+        inputs=config.inputs, cuda=_cuda(target, config),
     )  # fmt: skip
+
+
+def _cuda(target: Target, config: Config) -> int:
+    """How many CUDA devices the configuration counts on. Raises `ConfigError` when more are named than declared."""
+    numbers = [int(name.removeprefix("cuda:")) for name in config.inputs.get("devices", []) if name != "cpu"]
+    if not numbers:
+        return 0
+    if target.gpus is not None and max(numbers) >= len(target.gpus):
+        declared = f"only GPU {', '.join(map(str, target.gpus))}" if target.gpus else "no GPU"
+        raise ConfigError(
+            f"devices: names cuda:{max(numbers)}, and `gpus:` of the target declares {declared}", target=target.name,
+            hint="the declared GPUs are cuda:0, cuda:1 ... of the run: change devices:, or gpus: in hosts.yaml",
+        )  # fmt: skip
+    return max(numbers) + 1
 
 
 def _nothing_to_install(target: Target, python: str | None) -> ConfigError:

@@ -143,13 +143,15 @@ class Config(Model):
         return self
 
     def what_must_be_there(self) -> dict[str, Any]:
-        """Each path that is read, by its key, and what the model has to have. `output_dir` is made if it is missing."""
+        """Each path that is read, by its key, what the model has to have, and the devices. `output_dir` is made if it is
+        missing."""
         files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
         wanted = {
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
             "captured_layers": self.target.captured_layers,
         }  # fmt: skip
-        return {"model": {"target.path": self.target.path}, "files": files, "wanted": wanted}
+        devices = [*self.devices.target, *self.devices.drafter]
+        return {"model": {"target.path": self.target.path}, "files": files, "wanted": wanted, "devices": devices}
 
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of

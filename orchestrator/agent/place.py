@@ -11,11 +11,10 @@ import importlib
 import os
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 
-from orchestrator.agent import system, tmux
+from orchestrator.agent import gpu, tmux
 from orchestrator.agent.main import Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
@@ -25,15 +24,16 @@ SPARE_BYTES = 4 << 20
 """Room for the records of a run."""
 
 
-def check(call: Call, *, present: bool) -> None:
-    """Raises `Refusal` with the first reason why a launch cannot work here. `present`: its bundle is there already."""
+def check(call: Call, *, present: bool) -> list[str]:
+    """What there is to say of the GPUs. Raises `Refusal` with the first reason why a launch cannot work here.
+    `present`: its bundle is there already."""
     _python()
     copies = 1 if present else 2  # the bundle, and the run's own copy of it
     room(call.paths.workdir, copies * int(call.request.get("bytes") or 0))
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)
-    _gpus([int(number) for number in call.request.get("gpus") or []])
+    return gpu.check([int(number) for number in call.request.get("gpus") or []], int(call.request.get("cuda") or 0))
 
 
 def _python() -> None:
@@ -92,22 +92,3 @@ def _file_system(call: Call) -> None:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-
-def _gpus(wanted: list[int]) -> None:
-    """Raises `Refusal` when a declared GPU is there, and not for this user: root sees it, and the run would not."""
-    for number in wanted:
-        path = f"/dev/nvidia{number}"
-        try:
-            seen = os.stat(path)
-        except OSError:
-            continue  # what is missing altogether the program says, and the ladder
-        if not stat.S_ISCHR(seen.st_mode) or os.access(path, os.R_OK | os.W_OK):
-            continue
-        who = system.name_of(os.geteuid())
-        raise Refusal(
-            "preflight",
-            f"GPU {number} is declared in `gpus:`, but {who} cannot open {path}: it belongs to "
-            f"{system.name_of(seen.st_uid)}:{system.group_of(seen.st_gid)}, mode {stat.S_IMODE(seen.st_mode):04o}",
-            f"let {who} in: mode 0666 for the device on the node (its gid= or mode= in the container's dev entry), or "
-            "in an unprivileged container a mapping of its group",
-        )  # fmt: skip

@@ -23,10 +23,10 @@ def run(call: Call) -> None:
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
         present = lease.found(home, COMPLETE)
-        place.check(call, present=present)
+        gpus = place.check(call, present=present)
         env = call.request.get("env_hash")
         call.emit({
-            "final": True, "present": present,
+            "final": True, "present": present, "gpus": gpus,
             "env": env is None or prepare.is_made(call.paths.env(str(env))),
         })  # fmt: skip
         return

@@ -78,8 +78,9 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     index.add(index.Launch(run_id=spec.run_id, target=plan.target.name))
     watcher.step(f"connecting to {plan.target.name}")
     there = agent.call(
-        "put", bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, bytes=plan.bundle.size
-    )
+        "put", bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, cuda=plan.cuda,
+        bytes=plan.bundle.size,
+    )  # fmt: skip
     refused = None
     try:
         if not there["present"]:
