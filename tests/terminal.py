@@ -37,8 +37,8 @@ class Typed:
 
     @property
     def text(self) -> str:
-        """All that was shown, without what only moves or colours."""
-        return ESCAPES.sub("", self.seen.decode("utf-8", "replace"))
+        """All that was shown, without what only moves, colours or rings."""
+        return ESCAPES.sub("", self.seen.decode("utf-8", "replace")).replace("\a", "")
 
     def until(self, text: str, *, timeout_s: float = 30.0) -> str:
         """Reads on until `text` has been shown."""
