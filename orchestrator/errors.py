@@ -74,6 +74,14 @@ class AgentError(UnreachableError):
     """The agent in the container could not run or did not answer in a frame."""
 
 
+class NoAnswer(AgentError):
+    """The agent ended without a frame: it, or what carried it, was ended. Asking again may help."""
+
+
+class IdentityError(AgentError):
+    """What stands under a run's name cannot be shown to be that run's."""
+
+
 # exit 4: no such run or target
 class NotFound(SpecctlError):
     exit_code = 4

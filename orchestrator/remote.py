@@ -43,7 +43,7 @@ KINDS: dict[str, type[errors.SpecctlError]] = {
     "bundle": errors.BundleError,
     "usage": errors.ConfigError,
     "link": errors.LinkLost,
-    "identity": errors.AgentError,
+    "identity": errors.IdentityError,
 }
 
 
@@ -233,7 +233,7 @@ class Agent:
             )  # fmt: skip
         code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
         tail = ": " + " / ".join(said[-3:]) if said else ""
-        return errors.AgentError(f"the agent gave no answer ({code}){tail}", target=self.target.name)
+        return errors.NoAnswer(f"the agent gave no answer ({code}){tail}", target=self.target.name)
 
     @staticmethod
     def _final(found: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import select
 import sys
 from typing import Any
 
@@ -75,12 +76,24 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("specctl", _in_ascii)
 
 
-def write_line(text: str) -> None:
-    """A line of somebody else's text on stdout: as UTF-8, whatever the locale says, since that is what it was."""
+def write_text(text: str) -> None:
+    """Somebody else's text on stdout: as UTF-8, whatever the locale says, since that is what it was."""
     try:
-        sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
+        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
     except OSError as error:
         raise _gone(error) from None
+
+
+def write_line(text: str) -> None:
+    write_text(f"{text}\n")
+
+
+def end_if_unread() -> None:
+    """Ends the program if the reader of stdout has gone: who has nothing to write for a while hears of it only so."""
+    poll = select.poll()
+    poll.register(1, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise _gone(BrokenPipeError())
 
 
 def finish(code: int) -> int:

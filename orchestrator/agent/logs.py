@@ -1,4 +1,9 @@
-"""`logs`: lines of this run's logs, and of nothing else. Identity first, then cleaning, then grep, then frames."""
+"""`logs`: lines of this run's logs, and of nothing else. Identity first, then cleaning, then grep, then frames.
+
+Frames: `files` (a log, and from which byte on it is shown), then `id` with `text`, whole lines of that log; `last` is
+the raw offset of the newest of them. With these a laptop whose link was lost asks again (`resume`) and gets the line
+after. `note` is for people; an empty frame says that the link lives. `logs_follow.py` goes on where this ends.
+"""
 
 from __future__ import annotations
 
@@ -8,175 +13,60 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from orchestrator.agent import records
+from orchestrator.agent import marks
 from orchestrator.agent.foreign import locate
+from orchestrator.agent.lines import Lines, Section
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
-from orchestrator.agent.search import Hit, Pattern, Search
-from orchestrator.logscan.clean import Block, Cleaner
+from orchestrator.agent.search import Pattern, Search
+from orchestrator.logscan.clean import Block
 from orchestrator.model import EarlierFile, ForeignLog, Probe, to_json
 
-READ_BYTES = 1 << 20
-FRAME_BYTES = 256 << 10
 TAIL_BYTES = 16 << 20
 """The last lines of a log are looked for in its last so many bytes, and in all of it if that holds too few."""
 SECTIONS_LIMIT = 128
+CONTEXT_BYTES = 4096
+"""So long a line is taken to be, when lines after a match that was shown may still be owed."""
 HEARTBEAT_S = 2.0
-POLL_S = 0.1
-LOOK_S = 0.5
 
 
 def run(call: Call) -> None:
-    run_id = str(call.request["run_id"])
+    reader = Reader(call, identified(call))
+    reader.show()
+    if reader.follow:
+        from orchestrator.agent.logs_follow import Follow
+
+        Follow(reader).run()
+    reader.end(total=reader.closed_lines + sum(section.lines for section in reader.sections))
+
+
+def identified(call: Call) -> Probe:
+    """The run that is asked for, as it is now. Raises `Refusal` when there is none, or no such attempt."""
+    run_id, attempt = str(call.request["run_id"]), call.request.get("attempt")
     seen = probe(call, [run_id], time.time())
     if not seen:
         raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
-    attempt = call.request.get("attempt")
     if attempt is not None and attempt != seen[0].attempt:
-        raise Refusal("notfound", f"{run_id} has no attempt {attempt}; its newest is {seen[0].attempt}")
-    Reader(call, seen[0]).run()
+        newest = seen[0].attempt
+        there = "its only one is attempt 1" if newest == 1 else f"its newest is attempt {newest}"
+        raise Refusal("notfound", f"{run_id} has no attempt {attempt} to show: {there}", "leave --attempt out")
+    return seen[0]
 
 
-class Section:
-    """One log file of the run, from the byte on that is this run's (to the byte `end`, if the rest is not)."""
-
-    def __init__(self, path: str, base: int, *, foreign: bool = False, end: int | None = None) -> None:
-        """Raises `OSError` without the file."""
-        self.path, self.foreign, self.end = path, foreign, end
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(self.fd)
-        self.key = (found.st_dev, found.st_ino)
-        self.base = self.offset = base
-        self.cleaner = Cleaner(base_offset=base)
-        self.lines = 0
-        self.open_line = False
-        self.parts: list[Block] = []
-        """A very long line, so far: the cleaner hands it out in pieces."""
-        self.search: Search | None = None
-
-    @property
-    def last_byte_at(self) -> float | None:
-        """When the file last grew by a byte of this run's; None if it holds none, or others' too."""
-        found = os.fstat(self.fd)
-        return found.st_mtime if found.st_size > self.base and self.end is None else None
-
-    def skip_to(self, offset: int, lines: int) -> None:
-        """Start in the middle: at `offset` a line begins, and `lines` lines stand before it."""
-        self.offset, self.lines, self.parts = offset, lines, []
-        self.cleaner = Cleaner(base_offset=offset)
-
-    def read(self) -> Iterator[Block]:
-        """Cleaned blocks of what is there now and has not been read; all of it, when the file was emptied meanwhile."""
-        if self.foreign and self.end is None and os.fstat(self.fd).st_size < self.offset:
-            yield from self.finish()
-            self.base = self.offset = 0
-            self.cleaner = Cleaner()
-        while data := os.pread(self.fd, self._room(), self.offset):
-            self.offset += len(data)
-            yield from self._count(self.cleaner.feed(data))
-
-    def _room(self) -> int:
-        return READ_BYTES if self.end is None else max(0, min(READ_BYTES, self.end - self.offset))
-
-    def hits(self, blocks: Iterable[Block], *, over: bool) -> Iterator[Hit]:
-        """Every line of these blocks, whole; `over`: no more will come of the last one."""
-        for block in blocks:
-            position = 0
-            for line in block.data.splitlines(True):
-                part = Block(line, block.raw_offset(position))
-                position += len(line)
-                self.parts.append(part)
-                if line.endswith(b"\n"):
-                    yield self._whole()
-        if over and self.parts:
-            yield self._whole()
-
-    def _whole(self) -> Hit:
-        parts, self.parts = self.parts, []
-        return Hit(parts[0].offset, b"".join(part.data for part in parts).rstrip(b"\n"), True)
-
-    def finish(self) -> Iterator[Block]:
-        """The open last line."""
-        yield from self._count(self.cleaner.finish())
-        self.lines += self.open_line
-        self.open_line = False
-
-    def _count(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        for block in blocks:
-            self.lines += block.data.count(b"\n")
-            self.open_line = not block.data.endswith(b"\n")
-            yield block
-
-
-class Reader:
-    """Answers one `logs` request."""
+class Logs:
+    """The files that hold a run's lines, as far as they can be shown to be this run's."""
 
     def __init__(self, call: Call, seen: Probe) -> None:
-        request = call.request
         self.call, self.seen = call, seen
         self.paths = call.paths.run(seen.run_id)
-        self.last: int | None = request.get("last")
-        self.follow = bool(request.get("follow"))
-        self.pattern: Pattern | None = None
-        if request.get("grep") is None:
-            if any(request.get(name) for name in ("ignore_case", "invert", "before", "after")):
-                raise Refusal("usage", "-i, -v, -A, -B and -C say how --grep searches", "add --grep, or leave them out")
-        else:
-            self.pattern = Pattern(
-                expression=request["grep"], ignore_case=bool(request.get("ignore_case")),
-                invert=bool(request.get("invert")), before=int(request.get("before") or 0),
-                after=int(request.get("after") or 0),
-            )  # fmt: skip
-            self.pattern.check()
+        self.index = self.paths.index(seen.attempt)
+        ago_s: float | None = call.request.get("since_ago_s")
+        self.since = None if ago_s is None else time.time() - ago_s
         self.sections: list[Section] = []
-        self.lines_before = 0
-        """Lines of sections that are closed."""
-        self.matched = 0
-        self.batch: list[dict[str, Any]] = []
-        self.batch_bytes = 0
         self.spoke_at = time.monotonic()
 
-    def run(self) -> None:
-        self._open()
-        held: deque[tuple[Section, Hit]] | None = deque(maxlen=self.last) if self.last is not None else None
-        for section in self._read_sections(held):
-            for hit in self._initial(section):
-                self.matched += hit.match
-                if held is None:
-                    self._send(section, hit)
-                else:
-                    held.append((section, hit))
-        for section, hit in held or ():
-            self._send(section, hit)
-        if self.last is not None and self.pattern is None:
-            # What was asked for; of no line at all, how many there are.
-            self.matched = len(held or ()) if self.last else sum(section.lines for section in self.sections)
-        self._flush()
-        if self.follow:
-            self._follow()
-        last = probe(self.call, [self.seen.run_id], time.time())[0]
-        self.call.emit({
-            "final": True, "probe": to_json(last), "matched": self.matched,
-            "total": self.lines_before + sum(section.lines for section in self.sections),
-            "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
-            "foreign": [to_json(log) for log in last.foreign_logs],
-        })  # fmt: skip
-
-    def _read_sections(self, held: deque[tuple[Section, Hit]] | None) -> Iterator[Section]:
-        """Each section, from where it is worth reading; again from its start when its end held too few lines."""
-        for section in self.sections:
-            start = section.offset
-            self._skip(section)
-            skipped = section.offset != start
-            yield section
-            if skipped and held is not None and len(held) < (self.last or 0):
-                section.skip_to(start, 0)
-                held.clear()
-                yield section
-
-    # --- which files ------------------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
+    def open(self) -> None:
+        """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
         log = self.seen.log
         if not log.verified:
             ended = self.seen.exit
@@ -188,122 +78,277 @@ class Reader:
                 "specctl status tells what is known of the run",
             )
         self.sections.append(Section(log.path, log.header_bytes))
-        self._open_foreign(self.seen.foreign_logs)
+        for section in [*self.sections, *self.open_foreign(self.seen.foreign_logs)]:
+            self.begin(section)
 
-    def _open_foreign(self, logs: Iterable[ForeignLog]) -> None:
-        """Each log of the program's, and what it was rotated from, wherever these files are now."""
-        known = {section.key for section in self.sections}
+    def open_foreign(self, logs: Iterable[ForeignLog]) -> list[Section]:
+        """Each log of the program's, and what it was rotated from, wherever these files are now: those that are new."""
+        known = {section.key: section for section in self.sections}
+        new = []
         for log in logs:
             files = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
             for one in files:
-                key, base, end = (one.device, one.inode), one.base, log.until if one is files[-1] else None
-                path = locate(log.path, key, one.born) if key not in known else None
+                key, newest = (one.device, one.inode), one is files[-1]
+                if key in known:
+                    if newest and known[key].foreign:
+                        known[key].end = log.until
+                    continue
+                path = locate(log.path, key, one.born)
                 if path is None:
-                    continue  # gone, or known already
+                    continue  # gone
                 try:
-                    section = Section(path, base, foreign=True, end=end)
+                    section = Section(
+                        path, one.base, log=log.path, end=log.until if newest else None,
+                        restarts=log.restarts if newest else 0,
+                    )  # fmt: skip
                 except OSError:
                     continue
-                if section.key == key and os.fstat(section.fd).st_size >= base:
-                    self.sections.append(section)
-                    known.add(key)
+                if section.key == key and section.size >= one.base:
+                    known[key] = section
+                    new.append(section)
                 else:
                     os.close(section.fd)  # the name belongs to another file by now: not this run's
-            for section in self.sections:
-                if section.key == (log.device, log.inode) and section.foreign:
-                    section.end = log.until
-        while len(self.sections) > SECTIONS_LIMIT:  # a log that is rotated while it is followed
-            oldest = self.sections.pop(1)
-            self.lines_before += oldest.lines
-            os.close(oldest.fd)
+        self.sections += new
+        return new
 
-    def _skip(self, section: Section) -> None:
-        """For the last lines of a large log, start near its end: the supervisor's index says at which line."""
-        if self.last is None or self.pattern is not None or section.foreign:
+    def begin(self, section: Section) -> None:
+        """Lets a section begin where it is to be shown from."""
+        if self.since is None:
             return
-        far_enough = os.fstat(section.fd).st_size - TAIL_BYTES
-        mark = records.last_mark(self.paths.index(self.seen.attempt), before=far_enough)
-        if mark is not None and mark[0] > section.offset:
-            # The header is a line of the file, and none of the run's.
-            section.skip_to(mark[0], mark[1] - 1)
-
-    # --- what is there already --------------------------------------------------------------------------------------
-
-    def _initial(self, section: Section) -> Iterator[Hit]:
-        if self.pattern is None:
-            yield from section.hits(self._blocks(section), over=not self.follow)
-            return
-        search = Search(self.pattern)
-        for block in self._blocks(section):
-            search.feed(block)
-            yield from search.hits()
-        yield from search.finish()
-
-    def _blocks(self, section: Section) -> Iterator[Block]:
-        yield from section.read()
-        if not self.follow:  # a line that may still grow is not shown in two halves
-            yield from section.finish()
-
-    # --- what is to come --------------------------------------------------------------------------------------------
-
-    def _follow(self) -> None:
-        looked_at = 0.0
-        while True:
-            over = False
-            if time.monotonic() - looked_at >= LOOK_S:
-                looked_at = time.monotonic()
-                over = self._is_over()
-                logs = [one.foreign for one in records.followed(self.paths, self.seen.nonce) if one.foreign]
-                self._open_foreign(logs)
-            for section in self.sections:
-                self._advance(section, over)
-            self._flush()
-            if over:
+        if section.modified_at < self.since:
+            section.skip_to(section.size, 0)
+        else:
+            mark = marks.since(self.index, section.key if section.foreign else None, self.since)
+            if mark is None or not section.base < mark.offset <= section.size:
                 return
-            if time.monotonic() - self.spoke_at >= HEARTBEAT_S:
-                self._emit({})
-            time.sleep(POLL_S)
+            section.skip_to(mark.offset, 0)
+            section.mark_at = mark.time
+        section.start = section.wanted = section.offset
 
-    def _advance(self, section: Section, over: bool) -> None:
-        blocks = list(section.read())
-        if over:
-            blocks += section.finish()
-        if self.pattern is None:
-            for hit in section.hits(blocks, over=over):
-                self.matched += 1
-                self._send(section, hit)
-            return
-        if section.search is None:
-            section.search = Search(self.pattern, follow=True)
-        for block in blocks:
-            section.search.feed(block)
-        if blocks:
-            section.search.flush()
-        for hit in section.search.finish() if over else section.search.hits():
-            self.matched += hit.match
-            self._send(section, hit)
-
-    def _is_over(self) -> bool:
-        """Nothing will be written any more: an end is on record, or nothing of the run is alive to write one."""
-        if records.exit_record(self.paths) is not None:
-            return True
-        seen = probe(self.call, [self.seen.run_id], time.time())[0]
-        return seen.exit is not None or (not seen.supervisor_alive and not seen.tree)
+    def mark_before(self, section: Section, offset: int) -> tuple[int, int] | None:
+        """(byte, lines of the run's before it) of the last mark up to a byte."""
+        if section.foreign and section.restarts:
+            return None  # its marks count the lines of the files before it, too
+        mark = marks.before(self.index, section.key if section.foreign else None, offset)
+        if mark is None or mark.offset <= section.base:
+            return None
+        header = not section.foreign  # a line of the file, and none of the run's
+        return mark.offset, mark.lines - header
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
-    def _send(self, section: Section, hit: Hit) -> None:
-        text = hit.text.decode("utf-8", "replace")
-        self.batch.append({"file": section.path, "offset": hit.offset, "line": text, "match": hit.match})
-        self.batch_bytes += len(text)
-        if self.batch_bytes > FRAME_BYTES or len(self.batch) >= 2000:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.batch:
-            self._emit({"lines": self.batch})
-            self.batch, self.batch_bytes = [], 0
-
-    def _emit(self, frame: dict[str, Any]) -> None:
+    def emit(self, frame: dict[str, Any]) -> None:
         self.call.emit(frame)
         self.spoke_at = time.monotonic()
+
+    def beat(self) -> None:
+        """Says now and then that somebody is here, and finds out whether anybody still listens."""
+        if time.monotonic() - self.spoke_at >= HEARTBEAT_S:
+            self.emit({})
+
+    def note(self, text: str) -> None:
+        self.emit({"note": text})
+
+    def tell_since(self) -> None:
+        """From when on there are lines: marks are not every line's."""
+        if self.since is not None:
+            files = [
+                {"path": one.path, "mark_at": one.mark_at, "quiet": one.start >= one.size and one.start > one.base}
+                for one in self.sections
+            ]
+            self.emit({"since": {"at": self.since, "now": time.time(), "files": files}})
+
+    def end(self, **fields: Any) -> None:
+        """The last frame."""
+        last = probe(self.call, [self.seen.run_id], time.time())[0]
+        self.call.emit({
+            "final": True, "probe": to_json(last), "foreign": [to_json(log) for log in last.foreign_logs],
+            "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
+            **fields,
+        })  # fmt: skip
+
+
+class Reader(Logs):
+    """Answers one `logs` request."""
+
+    def __init__(self, call: Call, seen: Probe) -> None:
+        super().__init__(call, seen)
+        request = call.request
+        self.last: int | None = request.get("last")
+        self.follow = bool(request.get("follow"))
+        self.places = bool(request.get("places"))
+        """Whether the place of every line is asked for."""
+        self.shown = {(one["device"], one["inode"]): one for one in request.get("resume") or ()}
+        """What the laptop has already, by file; taken out as the files are found."""
+        self.resumed = bool(self.shown)
+        self.pattern: Pattern | None = None
+        if request.get("grep") is None:
+            if any(request.get(name) for name in ("ignore_case", "invert", "before", "after")):
+                raise Refusal("usage", "-i, -v, -A, -B and -C say how --grep searches", "add --grep, or leave them out")
+        else:
+            self.pattern = Pattern(
+                expression=request["grep"], ignore_case=bool(request.get("ignore_case")),
+                invert=bool(request.get("invert")), before=int(request.get("before") or 0),
+                after=int(request.get("after") or 0),
+            )  # fmt: skip
+            self.pattern.check()
+        self.numbered = self.closed_lines = 0
+        """How many sections have a number; the lines of those that are closed."""
+
+    # --- what is there already --------------------------------------------------------------------------------------
+
+    def show(self) -> None:
+        self.open()
+        if not self.resumed:
+            self.tell_since()
+        # What was written last comes last, so that the end of what is shown is the end of what there is.
+        by_age = sorted(self.sections, key=lambda section: section.modified_at)
+        if self.last is not None and not self.resumed:
+            self._show_tail(by_age, self.last)
+        else:
+            for section in by_age:
+                self.announce([section])
+                for lines in self.lines_of(section):
+                    self.send(section, lines)
+        if self.follow:
+            for section in self.sections:
+                section.wanted = section.position
+            self.announce(self.sections)
+
+    def _show_tail(self, sections: list[Section], limit: int) -> None:
+        tail = Tail(limit)
+        for section in sections:
+            start = section.offset
+            self._skip(section)
+            skipped = section.offset != start
+            for lines in self.lines_of(section):
+                tail.add(section, lines)
+            if skipped and tail.count < limit:  # its end held too few lines: all of it, then
+                tail.forget(section)
+                section.skip_to(start, 0)
+                for lines in self.lines_of(section):
+                    tail.add(section, lines)
+        tail.trim()
+        for section in sections:
+            first = next((lines.first for one, lines in tail.held if one is section), None)
+            section.wanted = section.position if first is None else first
+        self.announce(sections)
+        for section, lines in tail.held:
+            self.send(section, lines)
+        if self.pattern is not None:
+            self.emit({"unshown": tail.matched - sum(lines.matched for _, lines in tail.held)})
+        elif not limit:  # of no line at all, how many there are
+            self.emit({"unshown": sum(section.lines for section in sections)})
+
+    def _skip(self, section: Section) -> None:
+        """For the last lines of a large log, start near its end: the supervisor's marks say at which line."""
+        if self.pattern is None and self.since is None:
+            mark = self.mark_before(section, section.size - TAIL_BYTES)
+            if mark is not None:
+                section.skip_to(*mark)
+
+    def lines_of(self, section: Section) -> Iterator[Lines]:
+        """The lines that are there now, or those that match."""
+        blocks = self._blocks(section, section.size)
+        if self.pattern is None:
+            found = section.whole(blocks, over=not self.follow)
+        else:
+            found = self._search(Search(self.pattern, places=self.places or self.follow), blocks)
+        for lines in found:
+            lines = lines.from_offset(section.wanted)
+            if lines.count:
+                yield lines
+
+    def _search(self, search: Search, blocks: Iterable[Block]) -> Iterator[Lines]:
+        for block in blocks:
+            search.feed(block)
+            yield from search.found()
+        yield from search.finish()
+
+    def _blocks(self, section: Section, limit: int) -> Iterator[Block]:
+        """A log that grows faster than it is read has an end all the same: where it ended when reading began."""
+        for block in section.read(limit):
+            yield block
+            self.beat()
+        if not self.follow:  # a line that may still grow is not shown in two halves
+            yield from section.finish()
+
+    # --- what the laptop has already --------------------------------------------------------------------------------
+
+    def begin(self, section: Section) -> None:
+        had = self.shown.pop(section.key, None)
+        if had is None:
+            super().begin(section)
+            return
+        if section.foreign and section.restarts > int(had["restarts"]):
+            self.note(f"{section.path} was emptied while the link was lost: from its beginning again")
+            return
+        wanted, start = int(had["from"]), int(had["start"])
+        if wanted > section.size:
+            self.note(f"{section.path} was cut to {section.size:,} bytes while the link was lost")
+            wanted = section.size
+        section.start = start
+        owed = 1 + (self.pattern.after if self.pattern is not None else 0)
+        mark = self.mark_before(section, wanted - owed * CONTEXT_BYTES)
+        before = self.mark_before(section, start)
+        if mark is not None and mark[0] > start:
+            section.skip_to(mark[0], mark[1] - (before[1] if before is not None else 0))
+        else:
+            section.skip_to(start, 0)
+        section.wanted = wanted
+
+    def open(self) -> None:
+        super().open()
+        for gone in self.shown.values():
+            self.note(f"{gone['path']} is gone: what was written to it beyond byte {gone['from']:,} is lost")
+        self.shown.clear()
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def announce(self, sections: Iterable[Section]) -> None:
+        files = []
+        for section in sections:
+            if section.number is None:
+                self.numbered += 1
+                section.number = self.numbered
+            files.append({
+                "id": section.number, "path": section.path, "device": section.key[0], "inode": section.key[1],
+                "restarts": section.restarts, "start": section.start, "from": section.wanted,
+            })  # fmt: skip
+        self.emit({"files": files})
+
+    def send(self, section: Section, lines: Lines) -> None:
+        frame: dict[str, Any] = {
+            "id": section.number, "text": lines.data.decode("utf-8", "replace"), "last": lines.last,
+            "matched": lines.matched,
+        }  # fmt: skip
+        if self.places:
+            frame.update(at=lines.at, offsets=lines.offsets, context=lines.context)
+        self.emit(frame)
+
+
+class Tail:
+    """The last lines of what is added."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held: deque[tuple[Section, Lines]] = deque()
+        self.count = self.matched = 0
+
+    def add(self, section: Section, lines: Lines) -> None:
+        self.matched += lines.matched
+        self.count += lines.count
+        self.held.append((section, lines))
+        while self.held and self.count - self.held[0][1].count >= self.limit:
+            self.count -= self.held.popleft()[1].count
+
+    def forget(self, section: Section) -> None:
+        self.held = deque((one, lines) for one, lines in self.held if one is not section)
+        self.count = sum(lines.count for _, lines in self.held)
+
+    def trim(self) -> None:
+        """Only now to the line: until then whole pieces were dropped."""
+        if self.held and self.count > self.limit:
+            section, lines = self.held.popleft()
+            self.held.appendleft((section, lines.without(self.count - self.limit)))
+            self.count = self.limit

@@ -7,7 +7,6 @@ The identity of a log is decided here and nowhere else: line 1 carries this run'
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ STOP_BEGINS_S = 5.0
 """How long a stop may take to begin, and its effect to be seen."""
 SCAN_BYTES, RECORD_BYTES = 16 << 20, 1 << 20
 """A record that is larger was not written by specctl."""
-MARK_BYTES = 4096
 PHASE_CHARS = 80
 
 
@@ -53,14 +51,6 @@ class _Scan:
     """scan.json, beside the nonce."""
 
     logs: list[FollowedLog]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Mark:
-    """A line of the index."""
-
-    offset: int
-    lines: int
 
 
 def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, started_at: float) -> bytes:
@@ -173,21 +163,6 @@ def followed(paths: RunPaths, nonce: str) -> list[FollowedLog]:
 
 def write_followed(paths: RunPaths, nonce: str, attempt: int, logs: list[FollowedLog]) -> None:
     files.write_json(paths.scan, {"nonce": nonce, "attempt": attempt, "logs": [to_json(log) for log in logs]})
-
-
-def last_mark(index: str, *, before: int) -> tuple[int, int] | None:
-    """(offset, line number) of the last mark of an index up to the byte `before`; None without one."""
-    found = None
-    try:
-        with os.fdopen(files.open_regular(index), "rb") as file:
-            while line := file.readline(MARK_BYTES):
-                mark = from_json(_Mark, json.loads(line))
-                if mark.offset > before:
-                    break
-                found = (mark.offset, mark.lines)
-    except (OSError, ValueError, RecursionError):
-        pass
-    return found
 
 
 def log_file(

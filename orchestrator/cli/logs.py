@@ -1,4 +1,4 @@
-"""`specctl logs`: lines of a run's own log."""
+"""`specctl logs`: lines of a run's own logs, or the exceptions in them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import streams
-from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of, say
-from orchestrator.errors import ConfigError, UnreachableError
+from orchestrator import streams, when
+from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of, say, seconds
+from orchestrator.errors import AgentError, ConfigError, NoAnswer, UnreachableError
+from orchestrator.fleet import Fleet
 from orchestrator.render import json as as_json
 from orchestrator.render import logs as show_logs
 from orchestrator.render.text import BAD
 from orchestrator.verbs import logs as verb
+
+TIME_HELP = (
+    "Only what was written since: 10m, 2h, 1d ago, or 14:00, 2026-11-29T14:00 by this machine's clock and time zone "
+    "(it is turned into so long ago, so the container's clock may be another). The lines begin at a mark that "
+    "the supervisor makes every 5 s or MiB of growth: some may be older, none is missing."
+)
 
 
 def logs(
@@ -28,14 +35,23 @@ def logs(
     around: Annotated[int | None, typer.Option("-C", min=0, metavar="N", help="Lines around a match.")] = None,
     ignore_case: Annotated[bool, typer.Option("-i", help="Ignore case.")] = False,
     invert: Annotated[bool, typer.Option("-v", help="Lines that do not match.")] = False,
+    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=TIME_HELP, show_default=False)] = None,
     attempt: Annotated[int | None, typer.Option(min=1, metavar="K", help="Which attempt.  [the newest]")] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience", metavar="S", parser=seconds(0, 7 * 86400), show_default="300",
+            help="With -f: how long a link that is lost is looked for; 0: not at all.",
+        ),
+    ] = verb.PATIENCE_S,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, for programs.")] = False,
     inventory: InventoryOption = None,
-) -> None:
-    """Print lines of a run's own log, searched where it lies.
+) -> None:  # fmt: skip
+    """Print lines of a run's own logs, searched where they lie.
 
     stdout is log lines only; one line on stderr says of which run, attempt and state, and how many matched of how many.
-    Exits 1 when nothing matched; with -f, 0 or 1 by how the run ended, and 3 when the link was lost.
+    Where the program writes logs of its own, `==> PATH <==` on stderr says which file the next lines are of. Exits 1
+    when nothing matched; with -f, 0 or 1 by how the run ended, and 3 when the link was lost and did not come back.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
         given = {"-A": after, "-B": before, "-C": around, "-i": ignore_case or None, "-v": invert or None}
@@ -45,28 +61,70 @@ def logs(
         request = verb.Request(
             run=run, grep=grep, last=last, follow=follow, after=(around if after is None else after) or 0,
             before=(around if before is None else before) or 0, ignore_case=ignore_case, invert=invert, attempt=attempt,
+            since_ago_s=_ago_s(since), places=json, patience_s=patience,
         )  # fmt: skip
-        with verb.run(fleet, request) as found:
-            for note in found.notes:
-                say(note)
-            try:
-                for one in found.lines:
-                    streams.write_line(as_json.text(as_json.of_line(found, one)) if json else one.line)
-                    if follow:
-                        sys.stdout.flush()
-            except KeyboardInterrupt:
-                sys.stdout.flush()
-                said = "stopped following; the run goes on" if follow else "broken off; there is more"
-                say(show_logs.broken_off(found, time.time(), said))
-                raise typer.Exit(130) from None
-            except UnreachableError:
-                sys.stdout.flush()
-                say(show_logs.broken_off(found, time.time(), "link lost, state unknown"))
-                raise
-        sys.stdout.flush()
+        found = _print(fleet, request, json=json)
         say(show_logs.of_what(found, grep))
         assert found.verdict is not None
         if follow:
             raise typer.Exit(1 if found.verdict.state in BAD else 0)
         some = found.matched or (last == 0 and grep is None and found.total)
         raise typer.Exit(0 if some else 1)
+
+
+def _ago_s(since: str | None) -> float | None:
+    if since is None:
+        return None
+    now = time.time()
+    try:
+        at = when.parse(since, now)
+    except ValueError as error:
+        raise ConfigError(f"--since {error}") from None
+    if at > now:
+        raise ConfigError(f"--since {since} lies in the future: nothing can have been written since", hint="date")
+    return now - at
+
+
+def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
+    """Prints the lines as they come, and beside them what happens to their logs and to the link."""
+    with verb.run(fleet, request) as found:
+        for note in found.notes:
+            say(note)
+        log = found.probe.log.path
+        try:
+            for item in found.items:
+                if isinstance(item, verb.Lines):
+                    if item.log != log:
+                        log = item.log
+                        _aside(show_logs.mark(log))
+                    if json:
+                        for one in item.each():
+                            streams.write_line(as_json.text(as_json.of_line(found, one)))
+                    else:
+                        streams.write_text(item.text)
+                    if request.follow:
+                        sys.stdout.flush()
+                elif isinstance(item, verb.Word):
+                    _aside(item.text)
+                elif isinstance(item, verb.Since):
+                    _aside(show_logs.since(item, found.probe.created_at, time.time()))
+                else:
+                    streams.end_if_unread()
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            said = "stopped following; the run goes on" if request.follow else "broken off; there is more"
+            say(show_logs.broken_off(found, time.time(), said))
+            raise typer.Exit(130) from None
+        except UnreachableError as error:
+            sys.stdout.flush()
+            if isinstance(error, NoAnswer) or not isinstance(error, AgentError):
+                say(show_logs.broken_off(found, time.time(), "link lost, state unknown"))
+            raise
+    sys.stdout.flush()
+    return found
+
+
+def _aside(text: str) -> None:
+    """On stderr, between the lines that came before and those that come after."""
+    sys.stdout.flush()
+    say(text)

@@ -125,6 +125,11 @@ class Cleaner:
         """Raw offset of the first byte of `_open`."""
         self._after_cr = False
 
+    @property
+    def offset(self) -> int:
+        """Raw offset of the open line, or of what has not been handed out of it."""
+        return self._offset
+
     def feed(self, data: bytes) -> list[Block]:
         if not data:
             return []

@@ -97,7 +97,7 @@ def of_status(result: status.Result) -> dict[str, Any]:
 def of_line(found: logs.Logs, line: logs.Line) -> dict[str, Any]:
     return {
         "run_id": found.probe.run_id, "attempt": found.probe.attempt, "offset": line.offset, "line": line.line,
-        "file": line.file, "match": line.match,
+        "log": line.log, "match": line.match,
     }  # fmt: skip
 
 

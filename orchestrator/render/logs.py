@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 from orchestrator.health import age
 from orchestrator.render.text import size
-from orchestrator.verbs.logs import Logs
+from orchestrator.verbs.logs import Logs, Since
 
 NOT_ERE = re.compile(r"\\[dDnt]|[*+?}]\?|\(\?")
 """What Perl's and Python's expressions have and grep -E has not: it takes \\d for a plain d."""
+DAY_S = 86400.0
 
 
 def of_what(found: Logs, grep: str | None) -> str:
@@ -42,3 +44,36 @@ def broken_off(found: Logs, now: float, because: str) -> str:
         f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: last seen {found.seen.state} "
         f"{age(now - found.seen_at)} ago; {found.shown:,} lines shown; {because}"
     )
+
+
+def mark(log: str) -> str:
+    """Before lines of another file than the ones above: as `tail` of several files has it."""
+    return f"==> {log} <=="
+
+
+def since(found: Since, started_at: float | None, now: float) -> str:
+    """From when on lines are shown, by this machine's clock, with which the container's need not agree."""
+    ahead_s = now - found.now
+
+    def here(at: float) -> str:
+        return clock(at + ahead_s, now)
+
+    text = f"since {here(found.at)} ({age(found.now - found.at)} ago)"
+    if started_at is not None and found.at < started_at:
+        return f"{text}: the run began only {here(started_at)}; all its lines"
+    written = [one for one in found.files if not one.quiet]
+    if not written:
+        return f"{text}: nothing has been written"
+    parts = []
+    for one in written:
+        part = "all its lines"
+        if one.mark_at is not None:
+            part = f"from the mark of {here(one.mark_at)} on, so up to {age(found.at - one.mark_at)} too early"
+        parts.append(part if len(found.files) == 1 else f"{one.path} {part}")
+    return f"{text}: {'; '.join(parts)}"
+
+
+def clock(at: float, now: float) -> str:
+    """`14:00:07`; with the date when that is long ago."""
+    form = "%H:%M:%S" if abs(now - at) < DAY_S / 2 else "%Y-%m-%d %H:%M:%S"
+    return datetime.fromtimestamp(at).strftime(form)

@@ -87,7 +87,6 @@ echo "user: $(id -un)"
 for tool in pct lxc-attach; do echo "$tool: $(command -v "$tool")"; done
 grep -q "@/var/lib/lxc/$1/command\$" /proc/net/unix && echo "listens"
 cd /etc/pve 2>/dev/null || exit 0
-echo "node: $(readlink local)"
 [ ! -r "lxc/$1.conf" ] || sed -n '/^\[/q; s/^lock: */lock: /p' "lxc/$1.conf"
 for file in nodes/*/lxc/"$1".conf nodes/*/qemu-server/"$1".conf; do [ -e "$file" ] && echo "at: $file"; done
 for file in lxc/*.conf; do [ -e "$file" ] && echo "here: $file"; done

@@ -22,8 +22,6 @@ class Seen:
     answered: bool
     """The login shell ran what it was given."""
     user: str | None = None
-    node: str | None = None
-    """Its name in the cluster."""
     tools: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
     listens: bool = False
@@ -39,10 +37,9 @@ def seen_in(text: str) -> Seen:
     def all_of(pattern: str) -> list[str]:
         return re.findall(f"^{pattern}\r?$", text, re.MULTILINE)
 
-    user, lock, node = all_of(r"user: (.+?)"), all_of(r"lock: (.+?)"), all_of(r"node: nodes/(.+?)")
+    user, lock = all_of(r"user: (.+?)"), all_of(r"lock: (.+?)")
     return Seen(
         answered=bool(user), user=user[-1] if user else None, lock=lock[-1] if lock else None,
-        node=node[-1] if node else None,
         tools=dict(re.findall(r"^(pct|lxc-attach): (/.*?)\r?$", text, re.MULTILINE)), listens=bool(all_of("listens")),
         at=re.findall(r"^at: nodes/([^/\n]+)/(lxc|qemu-server)/", text, re.MULTILINE),
         here=all_of(r"here: lxc/(\d+)\.conf"),
@@ -163,18 +160,15 @@ class Entrance:
                 break
         else:
             return None
-        if seen.here and str(self.vmid) not in seen.here:
-            return self._absent(seen.node or self.node, seen)
         user, vmid = seen.user or "USER", self.vmid
         command = f"{seen.tools.get('pct', '/usr/sbin/pct')} exec {vmid} -- *"
         if self.attach == "lxc":
             command = f"{seen.tools.get('lxc-attach', '/usr/bin/lxc-attach')} -n {vmid} --clear-env -- *"
         install = "apt-get install sudo, then " if match[1] == "no sudo" else ""
-        instead = "log in as root: ssh: root@HOST" if self.ssh else "run specctl as root"
         return (
             f"container {vmid} is entered as root of {self.node}, but the login is {user}, and {what}",
             f"as root there: {install}visudo -f /etc/sudoers.d/specctl, and write this line: {user} ALL=(root) "
-            f"NOPASSWD: {command}   ({DOCS} says what that grants); or {instead}",
+            f"NOPASSWD: {command}   ({DOCS} says what that grants); or log in as root: ssh: root@HOST",
         )
 
 

@@ -212,7 +212,7 @@ class _SshStream(Stream):
             return
         why = transport.get_exception()
         raise LinkLost(
-            "the connection ended before the command did" + (f" ({why})" if why else ""),
+            "the connection ended before the command did" + (f" ({why})" if str(why or "") else ""),
             target=self._limits.target,
             hint="the state of what runs there is not known; ask again",
         )

@@ -1,24 +1,39 @@
-"""`logs`: the lines of one run, searched where they are; only what matches travels."""
+"""`logs`: the lines of one run, searched where they are; only what matches travels.
+
+Whoever follows is connected again when the link is lost: each log is asked for from the line after the last that came,
+so that none is missing and none comes twice.
+"""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator import health
-from orchestrator.errors import AgentError
+from orchestrator.errors import (
+    AgentError,
+    AuthError,
+    HostKeyError,
+    IdentityError,
+    LinkLost,
+    NoAnswer,
+    UnreachableError,
+)
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
-from orchestrator.resolve import resolve
+from orchestrator.resolve import Run, resolve
 
-DEADLINE_S = 600.0
-FOLLOW_IDLE_S = 15.0
-"""While following, the agent says every two seconds that it is there; this much silence is a lost link."""
+IDLE_S = 15.0
+"""The agent says every two seconds that it is there; this much silence is a lost link. A reader who takes none of what
+has come is no silence."""
+PATIENCE_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +49,72 @@ class Request:
     ignore_case: bool = False
     invert: bool = False
     attempt: int | None = None
+    since_ago_s: float | None = None
+    places: bool = False
+    """Whether `Lines.each` will be asked where each line stands."""
+    patience_s: float = PATIENCE_S
+    """How long a link that was lost is looked for, by who follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One line as it stands in a log. `offset` is its first byte in `file`; `match` is False for context."""
+    """One line as it stands in a log. `offset` is its first byte in `log`; `match` is False for context."""
 
-    file: str
+    log: str
     offset: int
     line: str
     match: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines:
+    """Whole lines of one log, as they came."""
+
+    log: str
+    text: str
+    at: int | None
+    offsets: list[int] | None
+    context: list[int]
+
+    def each(self) -> Iterator[Line]:
+        context, offset = frozenset(self.context), self.at
+        for index, line in enumerate(self.text.split("\n")[:-1]):
+            if self.offsets is not None:
+                offset = self.offsets[index]
+            assert offset is not None
+            yield Line(log=self.log, offset=offset, line=line, match=index not in context)
+            offset += len(line.encode()) + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """Something that happened to a log or to the link; no line of a log."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSince:
+    """From when on there are lines of one log."""
+
+    path: str
+    mark_at: float | None
+    """The time of the mark at which they begin; None: the beginning of the log."""
+    quiet: bool
+    """Nothing has been written to it since."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Since:
+    """What `--since` came to, by the container's clock."""
+
+    at: float
+    now: float
+    files: list[LogSince]
+
+
+Item = Lines | Word | Since | None
+"""None: nothing, but the link lives."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,7 +124,7 @@ class Logs:
     target: Target
     probe: Probe
     notes: list[str]
-    lines: Iterator[Line]
+    items: Iterator[Item]
     matched: int = 0
     total: int = 0
     shown: int = 0
@@ -69,34 +140,151 @@ class Logs:
 
 @contextmanager
 def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
-    """The lines that were asked for. Reading on raises `LinkLost` or `DeadlineExceeded` when the link dies."""
+    """The lines that were asked for. Reading on raises `UnreachableError` when the link dies (for good, with -f)."""
     found = resolve(fleet, request.run)
-    run = found.run
-    agent = fleet.agent(run.target)
-    with agent.stream(
-        "logs", deadline_s=None if request.follow else DEADLINE_S, idle_s=FOLLOW_IDLE_S if request.follow else 120.0,
-        run_id=run.run_id, grep=request.grep, last=request.last, follow=request.follow, after=request.after,
-        before=request.before, ignore_case=request.ignore_case, invert=request.invert, attempt=request.attempt,
-    ) as frames:  # fmt: skip
-        logs = Logs(
-            target=run.target, probe=run.probe, notes=found.notes, lines=iter(()), seen=run.verdict, seen_at=time.time()
-        )
-
-        def lines() -> Iterator[Line]:
-            for frame in frames:
-                for item in frame.get("lines", []):
-                    logs.shown += 1
-                    yield Line(
-                        file=item["file"], offset=item["offset"], line=item["line"], match=item.get("match", True)
-                    )
-                if frame.get("final"):
-                    logs.matched, logs.total = frame["matched"], frame["total"]
-                    logs.foreign = frame["foreign"]
-                    logs.last_byte_at = frame["last_byte_at"]
-                    logs.probe = understood(Probe, frame.get("probe"), run.target)
-                    logs.verdict = health.judge(logs.probe)
-                    return
-            raise AgentError("the agent ended without its last word", target=run.target.name, run_id=run.run_id)
-
-        logs.lines = lines()
+    refuse_damaged(found.run)
+    logs = Logs(
+        target=found.run.target, probe=found.run.probe, notes=found.notes, items=iter(()), seen=found.run.verdict,
+        seen_at=time.time(),
+    )  # fmt: skip
+    with closing(_Reading(fleet, found.run, request, logs).items()) as items:
+        logs.items = items
         yield logs
+
+
+def refuse_damaged(run: Run) -> None:
+    """Raises `IdentityError` for a run whose directory no longer says what it is: so whose are its logs?"""
+    if run.probe.damaged is not None:
+        raise IdentityError(
+            f"its run directory is damaged ({run.probe.damaged}), so nothing shows that a log there is this run's",
+            target=run.target.name, run_id=run.run_id,
+            hint=f"the files are in {run.target.workdir}/runs/{run.run_id} there; "
+            f"specctl status {run.run_id} tells what of it lives",
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class _File:
+    """One log file, and from which byte on its lines are still to come."""
+
+    path: str
+    device: int
+    inode: int
+    restarts: int
+    start: int
+    wanted: int
+
+
+class _Reading:
+    """One `logs`, over as many connections as it takes."""
+
+    def __init__(self, fleet: Fleet, run: Run, request: Request, logs: Logs) -> None:
+        self.fleet, self.run, self.request, self.logs = fleet, run, request, logs
+        self._files: dict[tuple[int, int], _File] = {}
+        self._numbers: dict[int, _File] = {}
+        """What the connection calls them."""
+        self._newest: _File | None = None
+        self._begun_at = time.monotonic()
+        self._lost_at: float | None = None
+        self._tries = 0
+
+    def items(self) -> Generator[Item, None, None]:
+        while True:
+            try:
+                yield from self._connection()
+                return
+            except UnreachableError as error:
+                yield self._lost(error)
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._tries - 1)) * random.uniform(0.75, 1.25)
+            time.sleep(min(pause_s, self._patience_left_s()))
+
+    def _lost(self, error: UnreachableError) -> Word:
+        """What to say before asking again. Raises `error` if that will not do, or has been tried for long enough."""
+        worth_it = isinstance(error, NoAnswer) or not isinstance(error, (AgentError, AuthError, HostKeyError))
+        if not self.request.follow or not self.request.patience_s or not worth_it:
+            raise error
+        if self._lost_at is None:
+            self._lost_at, self._tries = time.monotonic(), 0
+        if self._patience_left_s() <= 0:
+            raise LinkLost(
+                f"the link was lost {time.monotonic() - self._lost_at:.0f} s ago and {self._tries} tries did not bring "
+                f"it back, the last: {error.message}",
+                target=self.run.target.name, run_id=self.run.run_id,
+                hint=error.hint or f"specctl logs {self.run.run_id} -f asks again",
+            ) from error  # fmt: skip
+        self._tries += 1
+        again = "" if self._tries == 1 else f" ({_ordinal(self._tries)} try)"
+        return Word(text=f"link lost: {error.message}; reconnecting{again}...")
+
+    def _patience_left_s(self) -> float:
+        assert self._lost_at is not None
+        return max(0.0, self._lost_at + self.request.patience_s - time.monotonic())
+
+    def _connection(self) -> Iterator[Item]:
+        request, run = self.request, self.run
+        ago_s = None
+        if request.since_ago_s is not None:
+            ago_s = request.since_ago_s + time.monotonic() - self._begun_at
+        resume = [
+            {
+                "path": one.path, "device": one.device, "inode": one.inode, "restarts": one.restarts,
+                "start": one.start, "from": one.wanted,
+            }
+            for one in self._files.values()
+        ]  # fmt: skip
+        with self.fleet.agent(run.target).stream(
+            "logs", deadline_s=None, idle_s=IDLE_S, run_id=run.run_id, grep=request.grep, last=request.last,
+            follow=request.follow, after=request.after, before=request.before, ignore_case=request.ignore_case,
+            invert=request.invert, attempt=request.attempt, since_ago_s=ago_s, places=request.places, resume=resume,
+        ) as frames:  # fmt: skip
+            self._numbers = {}
+            for frame in frames:
+                if self._lost_at is not None:
+                    yield self._back()
+                yield self._taken(frame)
+                if frame.get("final"):
+                    return
+        raise NoAnswer("the agent ended without its last word", target=run.target.name, run_id=run.run_id)
+
+    def _back(self) -> Word:
+        assert self._lost_at is not None
+        away_s, self._lost_at = time.monotonic() - self._lost_at, None
+        where = "from the beginning"
+        if self._newest is not None:
+            where = f"at byte {self._newest.wanted:,} of {self._newest.path}"
+        return Word(text=f"the link is back after {away_s:.0f} s; resumed {where}")
+
+    def _taken(self, frame: dict[str, Any]) -> Item:
+        logs = self.logs
+        if "text" in frame:
+            file = self._numbers[frame["id"]]
+            logs.matched += frame["matched"]
+            logs.shown += frame["text"].count("\n")
+            if frame["last"] is not None:
+                file.wanted, self._newest = frame["last"] + 1, file
+            return Lines(
+                log=file.path, text=frame["text"], at=frame.get("at"), offsets=frame.get("offsets"),
+                context=frame.get("context") or [],
+            )  # fmt: skip
+        for one in frame.get("files", ()):
+            file = _File(
+                path=one["path"], device=one["device"], inode=one["inode"], restarts=one["restarts"],
+                start=one["start"], wanted=one["from"],
+            )  # fmt: skip
+            self._numbers[one["id"]] = self._files[file.device, file.inode] = file
+            if self._newest is None or (self._newest.device, self._newest.inode) == (file.device, file.inode):
+                self._newest = file
+        logs.matched += frame.get("unshown", 0)
+        if "note" in frame:
+            return Word(text=frame["note"])
+        if "since" in frame:
+            return understood(Since, frame["since"], self.run.target)
+        if frame.get("final"):
+            logs.total, logs.foreign, logs.last_byte_at = frame["total"], frame["foreign"], frame["last_byte_at"]
+            logs.probe = understood(Probe, frame.get("probe"), self.run.target)
+            logs.verdict = health.judge(logs.probe)
+        return None
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{'th' if 10 < number % 100 < 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -64,7 +64,7 @@ def test_following_over_a_link_that_dies_ends_with_3_and_says_that_the_state_is_
     specctl: Specctl, sshd: LoopbackSshd
 ) -> None:
     run_id = launched(specctl)
-    follower = specctl.start("logs", run_id, "-f", "-n", "1")
+    follower = specctl.start("logs", run_id, "-f", "-n", "1", "--patience", "0")
     assert follower.stdout is not None
     assert follower.stdout.readline().startswith("step=")
     sshd.pause()
