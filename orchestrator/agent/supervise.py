@@ -27,7 +27,8 @@ PR_SET_CHILD_SUBREAPER = 36
 QUICK_S = 3.0
 """How long after the start everything is looked at often: this is when programs die and logs are opened."""
 INDEX_BYTES = 1 << 20
-INDEX_S = 30.0
+INDEX_S = 5.0
+"""How close the marks stand by which `logs --since` finds a time, in a log that grows."""
 
 
 def main(run_root: str) -> int:
@@ -70,7 +71,7 @@ class Supervisor:
         self.written_to = 0
         self.childless = False
         self.pane = Pane()
-        self.indexed = (0, time.time())
+        self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, time.time())}
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Supervisor:
             self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)], now)
             self.journal.close()
             self._write_scan()
-            self._mark_index(now, force=True)
+            self._mark_index(force=True)
             self.pane.follow(self.logs.followers)
         except OSError:
             pass
@@ -199,7 +200,7 @@ class Supervisor:
             self._write_scan()
             self.logs.changed = False
             self.written_to, self.written_at = read_to, time.monotonic()
-        self._mark_index(now)
+        self._mark_index()
         self.pane.follow(self.logs.followers)
 
     def _reap(self, program: subprocess.Popen[bytes], now: float) -> None:
@@ -257,16 +258,21 @@ class Supervisor:
     def _write_scan(self) -> None:
         records.write_followed(self.paths, self.spec.nonce, self.attempt, self.logs.followed())
 
-    def _mark_index(self, now: float, *, force: bool = False) -> None:
-        own = self.logs.followers[0]
-        grown = own.offset - self.indexed[0]
-        if grown and (force or grown >= INDEX_BYTES or now - self.indexed[1] >= INDEX_S):
-            summary = own.scanner.summary()
+    def _mark_index(self, *, force: bool = False) -> None:
+        # Asked for after the reading: what stands before the byte of a mark had been written by its time.
+        now = time.time()
+        for follower in self.logs.followers:
+            log = None if follower.foreign is None else follower.key
+            offset, marked_at = self.indexed.setdefault(log, (follower.foreign.base if follower.foreign else 0, now))
+            grown = follower.offset - offset
+            if not grown or follower.shared or not (force or abs(grown) >= INDEX_BYTES or now - marked_at >= INDEX_S):
+                continue
+            summary = follower.scanner.summary()
             # `lines` lines stand before the byte `offset`, at which one begins.
-            offset = summary.scan.decided_offset
-            self.index.append({"time": now, "offset": offset, "lines": summary.lines, "dirty": own.dirty})
-            own.dirty = False
-            self.indexed = (own.offset, now)
+            mark = {"time": now, "offset": summary.scan.decided_offset, "lines": summary.lines, "dirty": follower.dirty}
+            self.index.append(mark if log is None else {**mark, "log": list(log)})
+            follower.dirty = False
+            self.indexed[log] = (follower.offset, now)
 
 
 if __name__ == "__main__":
