@@ -109,7 +109,7 @@ class SshNode:
             transport, way = connect(options, dial, target=self.spec, limits=limits, trust=self._trust)
         except SpecctlError:
             if hop is not None and limits.over:
-                hop.retire()
+                hop.retire(suspect=True)
             raise
         return Link(transport, way, hop)
 

@@ -11,6 +11,8 @@ from orchestrator.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
 _SPEC = re.compile(r"(?:(?P<user>\S+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<host>[^@\s\[\]]+?))(?::(?P<port>\d+))?")
+_NEVER = set("'`\"$;&<>|(){}\0")
+"""A ProxyCommand hands names to a shell; no host has such a one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +98,14 @@ class SshOptions:
 
 def parse_spec(text: str) -> SshSpec:
     """The parts of `alias`, `[user@]host[:port]` or `[user@][ipv6]:port`. Raises `ConfigError`."""
-    match = _SPEC.fullmatch(text)
-    if match is None or text.startswith("-") or (match["host"] or "").startswith("-") or "\x00" in text:
+    plain = text.removeprefix("ssh://")
+    match = _SPEC.fullmatch(plain)
+    if match is None or set(text) & _NEVER or plain.startswith("-") or (match["host"] or "").startswith("-"):
         raise ConfigError(f"{text!r} is not an ssh_config alias or [user@]host[:port]", hint="see ssh: in hosts.yaml")
     host, port = match["bracketed"] or match["host"], match["port"]
-    if match["bracketed"] is None and text.count(":") > 1:
+    if match["bracketed"] is None and plain.count(":") > 1:
         # A bare IPv6 address: what follows the last colon is not a port.
-        host, port = text.rpartition("@")[2], None
+        host, port = plain.rpartition("@")[2], None
     if port is not None and not 0 < int(port) < 65536:
         raise ConfigError(f"{text!r}: {port} is not a port", hint="a port is 1 to 65535")
     return SshSpec(text=text, host=host, user=match["user"], port=int(port) if port else None)

@@ -26,6 +26,8 @@ from orchestrator.transport.ssh_options import Jump, SshOptions, SshSpec, parse_
         ("[::1]", None, "::1", None),
         ("fe80::1", None, "fe80::1", None),
         ("root@fe80::22", "root", "fe80::22", None),
+        ("ssh://root@pve1:2222", "root", "pve1", 2222),
+        ("DOMAIN\\me@pve1", "DOMAIN\\me", "pve1", None),
     ],
 )
 def test_a_spec_falls_into_user_host_and_port(text: str, user: str | None, host: str, port: int | None) -> None:
@@ -33,7 +35,23 @@ def test_a_spec_falls_into_user_host_and_port(text: str, user: str | None, host:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-oProxyCommand=x", "me@-oX", "a b", "a@", "[::1", "pve1:70000", "pve1:0", "a\0b"]
+    "text",
+    [
+        "",
+        "-oProxyCommand=x",
+        "me@-oX",
+        "a b",
+        "a@",
+        "[::1",
+        "pve1:70000",
+        "pve1:0",
+        "a\0b",
+        "$(reboot)",
+        "`x`@pve1",
+        "a;b",
+        "a|b",
+        "a'b",
+    ],
 )
 def test_what_is_no_spec_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigError):
