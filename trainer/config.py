@@ -143,8 +143,7 @@ class Config(Model):
         return self
 
     def what_must_be_there(self) -> dict[str, Any]:
-        """Each path that is read, by its key, what the model has to have, and the devices. `output_dir` is made if it is
-        missing."""
+        """Each path that is read, by its key, what the model has to have, and the devices. `output_dir` is made."""
         files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
         wanted = {
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,

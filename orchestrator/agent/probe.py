@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from orchestrator.agent import proc, records, sharing, system
+from orchestrator.agent import gpu, proc, records, sharing
 from orchestrator.agent.follow import merge, read_on
 from orchestrator.agent.main import Call
 from orchestrator.model import (
@@ -37,7 +37,7 @@ def run(call: Call) -> None:
         found = probe(call, chosen, now, marked)
     else:
         found, older = probe(call, sorted(filter(is_run_id, wanted)), now), 0
-    rows, why = system.gpus() if call.request.get("gpus") else ([], None)
+    rows, why = gpu.rows() if call.request.get("gpus") else ([], None)
     call.emit({
         "final": True, "now": now, "workdir": call.paths.workdir, "older": older, "gpus": rows, "gpus_error": why,
         "runs": [to_json(one) for one in found],

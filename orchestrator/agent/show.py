@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from orchestrator.agent import files, probe, records, system
+from orchestrator.agent import files, gpu, probe, records
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import Misfit, RunPaths, RunSpec, from_json, is_run_id, to_json
 
@@ -31,7 +31,7 @@ def run(call: Call) -> None:
     spec, record = known if known is not None else (None, {})
     supervisor, stopper, stop = records.supervisor(paths), records.stopper(paths), records.stop_request(paths)
     events, more = _events(paths, one.nonce, int(call.request.get("events") or 0))
-    rows, why = system.gpus() if one.gpus_declared or one.gpu_devices else ([], None)
+    rows, why = gpu.rows() if one.gpus_declared or one.gpu_devices else ([], None)
     call.emit({
         "final": True, "probe": to_json(one), "host": os.uname().nodename, "root": paths.root,
         "spec": None if spec is None else _described(spec, diff=bool(call.request.get("diff"))),

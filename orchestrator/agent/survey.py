@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import proc, system, tmux
+from orchestrator.agent import gpu, proc, system, tmux
 from orchestrator.agent.main import Call, Refusal
 
 ASK_S = 20.0
@@ -19,7 +19,7 @@ ASK_S = 20.0
 def run(call: Call) -> None:
     """Request: `agent` (the hash of the one that is asked about), `python` (hosts.yaml's, or None)."""
     workdir = call.paths.workdir
-    rows, why = system.gpus()
+    rows, why = gpu.rows()
     call.emit({
         "final": True, "now": time.time(), "host": os.uname().nodename, "user": system.account().pw_name,
         "system": _system(), "workdir": workdir, **_workdir(workdir),

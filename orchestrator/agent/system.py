@@ -9,8 +9,6 @@ import grp
 import os
 import pwd
 import shutil
-import subprocess
-from typing import Any
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 LEAKED = ("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "TMUX", "TMUX_PANE", "OLDPWD", "_", "SHLVL")
@@ -58,36 +56,3 @@ def group_of(gid: int) -> str:
 def which(program: str) -> str | None:
     return shutil.which(program, path=search_path())
 
-
-def gpus() -> tuple[list[dict[str, Any]], str | None]:
-    """(one row a GPU, why there is none to see). A machine without nvidia-smi has no rows and no complaint."""
-    program = which("nvidia-smi")
-    if program is None:
-        return [], None
-    query = "index,name,utilization.gpu,memory.used,memory.total"
-    try:
-        done = subprocess.run(
-            [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi did not answer: {error}"
-    text = done.stdout.decode("utf-8", "replace").strip()
-    if done.returncode != 0:
-        return [], f"nvidia-smi: {text or done.stderr.decode('utf-8', 'replace').strip()}"
-    rows = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 5:
-            continue
-        index, name, use, used, total = cells
-        rows.append({
-            "index": _number(index), "name": name, "utilization_percent": _number(use),
-            "memory_used_mib": _number(used), "memory_total_mib": _number(total),
-        })  # fmt: skip
-    return rows, None
-
-
-def _number(cell: str) -> int | None:
-    """None for what the driver does not tell (`[N/A]`), which is not zero."""
-    return int(cell) if cell.isdigit() else None

@@ -9,6 +9,7 @@ import posixpath
 import shlex
 import time
 from types import TracebackType
+from typing import Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -62,7 +63,7 @@ class Progress:
     def output(self, line: str) -> None:
         self._busy_with = line
 
-    def rung(self, rung: Rung, evidence: Evidence) -> None:
+    def rung(self, rung: Rung | Literal["preflight"], evidence: Evidence) -> None:
         tick = "+" if plain(self.console) else "✓"
         text = Text.assemble(
             (f"{time.monotonic() - self.begun:5.1f} s", "dim"), "  ", (tick, "green"), " ", (f"{rung:<9}", "bold"), " ",

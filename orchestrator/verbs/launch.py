@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from orchestrator import health, index, inputs, wheelhouse
 from orchestrator.bundle import Bundle
@@ -60,8 +60,8 @@ class Watcher(Protocol):
     def step(self, text: str) -> None:
         """Something is being done before the run exists."""
 
-    def rung(self, rung: Rung, evidence: Evidence) -> None:
-        """A rung of the ladder was reached."""
+    def rung(self, rung: Rung | Literal["preflight"], evidence: Evidence) -> None:
+        """A rung of the ladder was reached, or something was seen on the way to it."""
 
     def phase(self, phase: str, detail: str) -> None:
         """What the run is busy with: in a word or two, and with the figures of this moment."""
@@ -97,6 +97,10 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")
     started = _start(agent, plan, refused)
     result = Result(plan=plan, log=str(started["log"]))
+    for gpu in there["gpus"]:
+        seen = Evidence(what="preflight", value=str(gpu), observed_at=float(started["now"]))
+        result.evidence.append(seen)
+        watcher.rung("preflight", seen)
     if started["never_started"] is None:
         _reach(result, "accepted", f"{started['root']}, bundle {spec.bundle} verified", float(started["now"]), watcher)
     try:
