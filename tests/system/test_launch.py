@@ -237,10 +237,10 @@ def test_after_a_launch_that_never_got_far_last_is_not_the_run_before(specctl: S
 
 
 def test_a_missing_gpu_is_the_reason_that_is_given(specctl: Specctl) -> None:
-    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}, gpus: [0]}}\n")
+    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}, gpus: [63]}}\n")
     done = specctl.launch("--timeout", "3", "--", PYTHON, specctl.program("steps.py"))
-    assert done.code == 1 and done.json["rung"] == "log"
-    assert "GPUs [0]" in done.json["error"]["message"]
+    assert done.code == 1 and "/dev/nvidia63 is not there" in done.json["error"]["message"]
+    assert list((specctl.workdir / "runs").glob("*")) == []
 
 
 def test_a_run_on_a_place_with_two_names_is_listed_once(specctl: Specctl) -> None:
