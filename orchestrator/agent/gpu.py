@@ -176,8 +176,10 @@ def _problem(path: str) -> tuple[str, str] | None:
     name = os.path.basename(path)
     try:
         found = os.stat(path)
-    except OSError:
+    except FileNotFoundError:
         return f"{path} is not there", LOADS.get(name, PASS_ON)
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}", PASS_ON
     if not stat.S_ISCHR(found.st_mode):
         return f"{path} is no device, but a file of that name", f"remove it, and {PASS_ON}"
     try:
