@@ -157,7 +157,7 @@ class Agent:
             if final is None:
                 raise self.unanswered(done, bytes(reader.noise))
             if final.get("missing") == "agent":
-                self.install()
+                self.install(verb)
                 continue
             return self.checked(final)
         raise errors.AgentError("the agent vanished right after it was installed", target=self.target.name)
@@ -165,11 +165,12 @@ class Agent:
     def _way(self, verb: str) -> Transport:
         return self.transport.for_reads() if verb in READS else self.transport
 
-    def install(self) -> None:
-        """Sends the agent and has it unpacked under its hash."""
+    def install(self, verb: str) -> None:
+        """Sends the agent and has it unpacked under its hash; where, depends on what it is for."""
         tar = agent_tar()
         token = secrets.token_hex(8)
-        request = self.request("install", token, 60.0, size=len(tar), sha256=hashlib.sha256(tar).hexdigest())
+        digest = hashlib.sha256(tar).hexdigest()
+        request = self.request("install", token, 60.0, **{"for": verb, "size": len(tar), "sha256": digest})
         done = self.transport.run(self.argv(), stdin=request + tar, deadline_s=60.0)
         reader = frames.FrameReader(token)
         final = self._final(reader.feed(done.stdout))

@@ -31,7 +31,34 @@ def write_whole(path: str, data: bytes, *, mode: int = 0o644, durable: bool = Fa
 
 
 def write_json(path: str, value: Any, *, durable: bool = False) -> None:
-    write_whole(path, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n", durable=durable)
+    """`write_whole`; on a full disk into the room that `reserve` has kept, or that the last value took."""
+    data = json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"
+    try:
+        write_whole(path, data, durable=durable)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_in_place(path, data):
+            raise
+
+
+def reserve(path: str) -> None:
+    """Takes room on the disk for one small file, which must be written when the disk is full."""
+    write_whole(f"{path}.reserve", b" " * RESERVE_BYTES)
+
+
+def _write_in_place(path: str, data: bytes) -> bool:
+    for kept in (f"{path}.reserve", path):
+        try:
+            with open(kept, "r+b") as file:
+                room = os.fstat(file.fileno()).st_size
+                if room < len(data):
+                    continue
+                file.write(data[:-1].ljust(room - 1) + b"\n")
+                os.fsync(file.fileno())
+            os.replace(kept, path)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def create_json(path: str, value: Any) -> bool:
@@ -58,6 +85,7 @@ def claim(path: str, who: str) -> bool:
     return True
 
 
+RESERVE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
 """run.json holds the diff of the project, however large that is; other records have limits of their own."""
 
@@ -116,11 +144,9 @@ class JsonLines:
 class Reserved:
     """Room on the disk, taken early, for one small file that must be written when the disk is full."""
 
-    BYTES = 4096
-
     def __init__(self, path: str) -> None:
         self.path, self._reserve = path, f"{path}.reserve"
-        write_whole(self._reserve, b" " * self.BYTES)
+        reserve(path)
 
     def create(self, value: Any) -> None:
         """`create_json`, from the reserve if there is no other room. Raises `OSError` if even that fails."""
@@ -129,13 +155,22 @@ class Reserved:
         except OSError:
             data = json.dumps(value, ensure_ascii=True).encode("ascii")
             with open(self._reserve, "r+b") as file:
-                file.write(data[: self.BYTES - 1].ljust(self.BYTES - 1) + b"\n")
+                file.write(data[: RESERVE_BYTES - 1].ljust(RESERVE_BYTES - 1) + b"\n")
                 os.fsync(file.fileno())
             try:
                 os.link(self._reserve, self.path)
             except FileExistsError:
                 pass
-        try:
-            os.unlink(self._reserve)
-        except OSError:
-            pass
+            except OSError:  # a second name may cost room, too: on tmpfs it counts as a file
+                if os.path.lexists(self.path):
+                    raise
+                os.rename(self._reserve, self.path)
+        give_back(self.path)
+
+
+def give_back(path: str) -> None:
+    """The room that `reserve` took is free again."""
+    try:
+        os.unlink(f"{path}.reserve")
+    except OSError:
+        pass
