@@ -77,6 +77,9 @@ def _process(probe: Probe, verdict: Verdict) -> str | None:
     if own is not None and own.alive:
         # Known by pid and start time: `env -i` empties an environment, and a program may write its title over it.
         return f"pid {own.pid} ({own.name}), alive, the process that was started; its environment shows no mark"
+    heir = next((one for one in probe.tree if one.alive), None) if probe.supervisor_alive else None
+    if heir is not None:
+        return f"pid {heir.pid} ({heir.name}), alive, descends from what was started; its environment shows no mark"
     if verdict.state == "SUCCEEDED" and probe.summary.steps_seen:
         return f"ran to its end, exit code 0, after step {probe.summary.step}"
     return None

@@ -455,6 +455,8 @@ class SupervisorRecord:
     program_pid: int | None = None
     program_start_ticks: int | None = None
     program_exit: ProgramExit | None = None
+    cgroup: str | None = None
+    """Directory of the cgroup that was made for the program; None where none could be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -120,10 +121,12 @@ class Specctl:
 
     def close(self) -> None:
         """Ends whatever was started and removes the home."""
+        groups: list[str | None] = []
         for run in (self.workdir / "runs").glob("*"):
             self.kill(run.name)
             try:
                 supervisor = json.loads((run / "supervisor.json").read_text())
+                groups.append(supervisor.get("cgroup"))
                 command = Path(f"/proc/{supervisor['pid']}/cmdline").read_bytes()
                 if run.name.encode() in command:
                     _kill(supervisor["pid"])
@@ -132,6 +135,9 @@ class Specctl:
         for socket in self.workdir.glob("tmux-*"):
             subprocess.run(["tmux", "-S", str(socket), "kill-server"], capture_output=True, check=False)
         shutil.rmtree(self.home, ignore_errors=True)
+        for group in filter(None, groups):  # its supervisor removes it, unless it was killed
+            with contextlib.suppress(OSError):
+                Path(group).rmdir()
 
 
 def as_from_a_terminal() -> None:

@@ -109,8 +109,7 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
         if elsewhere and marked is not None and records.exit_record(paths) is None:
             continue  # a look at this whole place shows its own runs
         if run_id not in specs:
-            missing = "cannot be read" if os.path.lexists(paths.record) else "is gone"
-            found.append(_damaged(paths, nonce, tree, f"its record run.json {missing}", now))
+            found.append(without_record(paths, nonce, tree, now))
             continue
         try:
             found.append(_one(
@@ -120,6 +119,12 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
             why = f"its directory cannot be read ({type(error).__name__}: {error})"
             found.append(_damaged(paths, nonce, tree, why, now))
     return found
+
+
+def without_record(paths: RunPaths, nonce: str, tree: list[Process], now: float) -> Probe:
+    """A run whose run.json is damaged or gone."""
+    missing = "cannot be read" if os.path.lexists(paths.record) else "is gone"
+    return _damaged(paths, nonce, tree, f"its record run.json {missing}", now)
 
 
 def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: float) -> Probe:

@@ -2,7 +2,8 @@
 
 A pid alone proves nothing (it repeats after a reboot, and a zombie keeps it): a process is a pid *and* its start time.
 A process is a run's when its environment carries the run's mark, or when it descends from one that does, or from the
-run's supervisor (which, as subreaper, inherits every orphan).
+run's supervisor (which, as subreaper, inherits every orphan), or when nothing else is said of it and it is in the run's
+cgroup.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.agent import cgroup
 from orchestrator.model import Process, SupervisorRecord, is_run_id
 
 MARK_NAME = "SPECCTL_NONCE"
@@ -96,6 +98,7 @@ class Roots:
     """(pid, start time) of the spawned program: it may have emptied its environment, or overwritten it."""
     log: tuple[int, int] | None = None
     """(device, inode) of the run's log: whoever has it as stdout or stderr got it from the run."""
+    cgroup: str | None = None
 
 
 def roots_of(record: SupervisorRecord | None) -> Roots:
@@ -107,7 +110,8 @@ def roots_of(record: SupervisorRecord | None) -> Roots:
         program = (record.program_pid, record.program_start_ticks)
     alive = same(record.pid, record.start_ticks) is not None
     return Roots(
-        supervisor=record.pid if alive else None, program=program, log=(record.log_device, record.log_inode)
+        supervisor=record.pid if alive else None, program=program, log=(record.log_device, record.log_inode),
+        cgroup=record.cgroup,
     )
 
 
@@ -115,7 +119,8 @@ def trees(runs: dict[str, Roots]) -> dict[str, list[Process]]:
     """The living processes of several runs (by nonce), in one walk over /proc. No supervisor is part of its run.
 
     A process is a run's by its mark, by being the recorded program, by having the run's log as its output, or by
-    descent. Another run's mark ends the line: a run may launch runs, and they are not its own.
+    descent. Another run's mark ends the line: a run may launch runs, and they are not its own. Last, and only of what
+    has no such line, the run's cgroup tells.
     """
     table: dict[int, tuple[Process, int]] = {}
     owner: dict[int, str | None] = {}
@@ -158,6 +163,20 @@ def trees(runs: dict[str, Roots]) -> dict[str, list[Process]]:
             owner[step] = result
         return result
 
+    def has_line(pid: int) -> bool:
+        """Whether the process or an ancestor says whose it is, or is another run's house."""
+        for _ in range(len(table)):
+            if pid not in table:
+                return False
+            if pid in owner or pid in supervisors or table[pid][0].name.startswith("tmux: server"):
+                return True
+            pid = table[pid][1]
+        return True
+
+    for nonce, roots in runs.items():
+        for pid in list(cgroup.members(roots.cgroup)) if roots.cgroup else []:
+            if pid in table and not has_line(pid):
+                owner[pid] = nonce
     result: dict[str, list[Process]] = {nonce: [] for nonce in runs}
     for pid, (process, _) in sorted(table.items()):
         if (nonce := find(pid)) is not None:

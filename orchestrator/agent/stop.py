@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.agent import files, proc, records
+from orchestrator.agent import cgroup, files, proc, records
 from orchestrator.agent.main import Call, Refusal
-from orchestrator.agent.probe import probe
+from orchestrator.agent.probe import probe, without_record
 from orchestrator.model import ExitRecord, Process, RunPaths, StopperRecord, StopRequest, to_json
 
 KILL_S = 5.0
@@ -38,14 +39,11 @@ def run(call: Call) -> None:
         raise Refusal("preflight", f"{run_id} cannot be stopped: {why}",
                       "ask as that user, or as root: `user:` of the target in hosts.yaml")  # fmt: skip
     if found is None:
-        raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
+        _stop_without_record(call, paths)
+        return
     if (host := records.elsewhere(found[1])) is not None and records.exit_record(paths) is None:
         raise Refusal("preflight", f"{run_id} is a run of the host {host}: it can only be stopped there")
-    nonce = found[0].nonce
-    request = StopRequest(
-        at=time.time(), by=str(call.request["by"]), grace_s=float(call.request["grace_s"]),
-        now=bool(call.request.get("now")),
-    )  # fmt: skip
+    nonce, request = found[0].nonce, _request(call)
     if records.exit_record(paths) is None:
         files.write_json(paths.stop, to_json(request), durable=True)
     watch(call, paths, nonce, request)
@@ -53,6 +51,31 @@ def run(call: Call) -> None:
     call.emit({
         "final": True, "probe": to_json(last), "remaining": [to_json(process) for process in tree(paths, nonce)],
     })  # fmt: skip
+
+
+def _stop_without_record(call: Call, paths: RunPaths) -> None:
+    """run.json is damaged or gone, with its directory perhaps: the mark that its processes carry says what to stop."""
+    supervisor = records.supervisor(paths)
+    nonce = proc.marked_runs(call.paths.runs).get(paths.run_id) or (supervisor.nonce if supervisor else None)
+    if nonce is None or not tree(paths, nonce):
+        raise Refusal("notfound", f"there is no run {paths.run_id} in {call.paths.workdir}, nor any process of it")
+    removed = not os.path.isdir(paths.root)
+    os.makedirs(paths.root, mode=0o700, exist_ok=True)
+    request = _request(call)
+    files.write_json(paths.stop, to_json(request), durable=True)
+    watch(call, paths, nonce, request)
+    left = tree(paths, nonce)
+    last = without_record(paths, nonce, left, time.time())
+    if removed and not left:
+        shutil.rmtree(paths.root, ignore_errors=True)  # somebody wanted it gone; it was only there for this stop
+    call.emit({"final": True, "probe": to_json(last), "remaining": [to_json(process) for process in left]})
+
+
+def _request(call: Call) -> StopRequest:
+    return StopRequest(
+        at=time.time(), by=str(call.request["by"]), grace_s=float(call.request["grace_s"]),
+        now=bool(call.request.get("now")),
+    )  # fmt: skip
 
 
 def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None:
@@ -196,6 +219,7 @@ class Stopper:
         while records.exit_record(self.paths) is None and not tree(self.paths, self.nonce):
             record = records.supervisor(self.paths)
             if record is None or proc.same(record.pid, record.start_ticks) is None:
+                cgroup.remove(record.cgroup if record else None)
                 # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.
                 if self.signalled_at is not None:
                     ending = ExitRecord(at=time.time(), stopped=True, attempt=1, nonce=self.nonce)

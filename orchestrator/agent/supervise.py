@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import files, foreign, proc, records, spawn
+from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
 from orchestrator.agent.follow import merge
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.pane import Pane
@@ -95,7 +96,7 @@ class Supervisor:
         self.record = SupervisorRecord(
             attempt=self.attempt, nonce=self.spec.nonce, pid=os.getpid(), start_ticks=own[0].start_ticks if own else 0,
             boot=boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
-            header_bytes=len(header), oom_kills=proc.oom_kills(),
+            header_bytes=len(header), oom_kills=proc.oom_kills(), cgroup=(group := cgroup.make(self.spec.run_id)),
         )  # fmt: skip
         files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
         self.logs = LogWatch(
@@ -107,10 +108,11 @@ class Supervisor:
         try:
             program = subprocess.Popen(
                 self.argv, cwd=self.cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log_fd, stderr=log_fd,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=functools.partial(cgroup.enter, group),
             )  # fmt: skip
         except OSError as error:
             self._never_started(error, environ)
+            cgroup.remove(group)
             return None
         os.close(log_fd)
         spawned = proc.stat(program.pid)
@@ -125,9 +127,12 @@ class Supervisor:
         """Follows the run to its end and records it. From here on no error of a file may end the supervisor: what it
         cannot write now it writes later, and the end it writes in any case."""
         ending = self._watch(program)
+        cgroup.remove(self.record.cgroup)
         while True:
             try:
                 self.ending.create(to_json(ending))
+                for record in (self.paths.stop, self.paths.stopper):
+                    files.give_back(record)
                 break
             except OSError:
                 if not os.path.isdir(self.paths.root):

@@ -25,7 +25,7 @@ class Result:
     remaining: list[Process]
     notes: list[str]
     was_live: bool
-    """Whether it was running when the stop was asked for."""
+    """Whether something of it was running when the stop was asked for."""
 
 
 class Watcher(Protocol):
@@ -59,6 +59,6 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
     return Result(
         target=run.target, probe=probe, verdict=health.judge(probe),
         remaining=understood(list[Process], final.get("remaining"), run.target), notes=found.notes,
-        was_live=run.verdict.live,
+        was_live=run.verdict.live or bool(run.probe.tree),
     )  # fmt: skip
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.driver import Specctl, poll_until
 
@@ -43,7 +46,7 @@ def test_a_run_that_launches_a_run_does_not_own_it(specctl: Specctl) -> None:
 
 
 def test_none_is_left_is_not_said_of_a_chain_of_forks_that_goes_on(specctl: Specctl) -> None:
-    run_id = specctl.launch("--", PYTHON, specctl.program("fork_chain.py")).json["run_id"]
+    run_id = specctl.launch("--timeout", "3", "--", PYTHON, specctl.program("fork_chain.py")).json["run_id"]
     done = specctl("stop", run_id, "--now", "--json")
     alive = specctl.processes(run_id)
     assert done.code == 0 or alive or done.json["state"] != "STOPPED"
@@ -90,3 +93,36 @@ def test_what_is_shipped_is_its_users_alone(specctl: Specctl) -> None:
     assert specctl.run_dir(run_id).stat().st_mode & 0o077 == 0
     for bundle in (specctl.workdir / "bundles").iterdir():
         assert bundle.stat().st_mode & 0o077 == 0
+
+
+def test_nothing_gets_away_by_forgetting_who_it_is_even_without_a_supervisor(specctl: Specctl) -> None:
+    log = specctl.home / "own.log"
+    done = specctl.launch("--", PYTHON, specctl.program("ghost.py"), str(log))
+    assert done.code == 0, done.out + done.err
+    run_id = done.json["run_id"]
+    record = supervisor(specctl, run_id)
+    if record.get("cgroup") is None:
+        pytest.skip("no cgroup can be made here")
+    ghost = int((specctl.home / "own.log.pid").read_text())
+    assert ghost not in specctl.processes(run_id)
+    os.kill(record["pid"], signal.SIGKILL)
+    poll_until(lambda: specctl.status(run_id)["state"] == "RUNNING")
+    step = specctl.status(run_id)["step"]
+    poll_until(lambda: specctl.status(run_id)["step"] > step)
+    assert specctl("stop", run_id, "--now").code == 0
+    assert not Path(f"/proc/{ghost}").exists() or Path(f"/proc/{ghost}/stat").read_text().rpartition(")")[2][1] == "Z"
+    assert not Path(record["cgroup"]).exists()
+
+
+def test_a_run_that_lost_its_record_is_stopped_by_its_full_id(specctl: Specctl) -> None:
+    launch = ("--until", "process", "--", PYTHON, specctl.program("steps.py"))
+    damaged, removed = (specctl.launch(*launch).json["run_id"] for _ in range(2))
+    (specctl.run_dir(damaged) / "run.json").unlink()
+    shutil.rmtree(specctl.run_dir(removed))
+    for run_id in (damaged, removed):
+        assert specctl.processes(run_id)
+        done = specctl("stop", run_id)
+        assert done.code == 0 and "no process of it is left" in done.out and "run.json is gone" in done.out
+        assert not specctl.processes(run_id)
+        assert specctl("stop", run_id).code == 4
+    assert not specctl.run_dir(removed).exists()
