@@ -82,7 +82,11 @@ def stderr() -> Console:
 def _console(*, stderr: bool) -> Console:
     """A terminal is written to as wide as it is; what is no terminal gets whole lines, however long they are, and
     nothing that moves, even where it wants colours (FORCE_COLOR)."""
-    if (sys.stderr if stderr else sys.stdout).isatty():
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty():
+        if os.environ.get("TERM") in ("dumb", "unknown"):  # rich takes it for one of 80 columns, whatever it is
+            columns, rows = os.get_terminal_size(stream.fileno())
+            return Console(stderr=stderr, highlight=False, width=columns or None, height=rows or None)
         return Console(stderr=stderr, highlight=False)
     return Console(stderr=stderr, highlight=False, width=WHOLE_LINES, force_interactive=False)
 

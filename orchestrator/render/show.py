@@ -245,8 +245,8 @@ class _Page:
             words = [f"logs {run_id} -n 50"]
         self.console.print()
         line(self.console, "Next:", first=0)
-        for word in words:
-            line(self.console, f"{program} {word}", style="cyan")
+        for word in words:  # whole, however narrow it is: somebody may copy it
+            self.console.print(f"  {program} {word}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
     def _row(self, name: str, value: str, *, style: str = "") -> None:
         text = Text.assemble((f"{name:<{LABEL}}", "bold" if not name.startswith(" ") else "dim"), " ", (value, style))
@@ -281,6 +281,8 @@ def _event(event: Event) -> str:
         return one_line(f"phase {fields.get('phase')}" + (f" {inner}" if inner and inner != "{}" else ""))
     if event.event == "exception":
         return one_line(f"exception {fields.get('type')}: {fields.get('message')}")
+    if "path" in fields:  # a log or a checkpoint: what else is known of it stands above
+        return one_line(f"{event.event} {fields['path']}")
     told = {name: value for name, value in fields.items() if name != "at" and value not in (None, "", 0, False)}
     said = " ".join(f"{name}={value}" for name, value in told.items())
     return one_line(f"{event.event} {said}"[:160].rstrip())

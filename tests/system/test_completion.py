@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import resource
 import shutil
 import subprocess
 import sys
 import typing
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -47,11 +49,19 @@ def offering(specctl: Specctl) -> Specctl:
     return specctl
 
 
+@cache
+def source() -> str:
+    """The script that a bash user has in a start-up file."""
+    environ = {**os.environ, "_SPECCTL_COMPLETE": "source_bash"}
+    argv = [sys.executable, "-m", "orchestrator"]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+
+
 def bash(specctl: Specctl, line: str) -> list[str]:
-    """What bash offers at the end of `line`, by the script that specctl gives it."""
+    """What bash offers at the end of `line`, by that script."""
     words = line.split(" ")
     script = (
-        'eval "$(_SPECCTL_COMPLETE=source_bash specctl)"\n'
+        f"{source()}\n"
         f"COMP_WORDS=({' '.join(map(repr, words))}) COMP_CWORD={len(words) - 1}\n"
         'complete -p specctl >/dev/null && _specctl_completion specctl; printf "%s\\n" "${COMPREPLY[@]}"'
     )
