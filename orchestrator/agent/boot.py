@@ -14,7 +14,7 @@ import time
 import zlib
 from typing import BinaryIO, Callable, List, Optional, Tuple
 
-READS = ("probe", "show", "logs", "stop", "survey", "attach", "send", "prune")
+READS = ("probe", "show", "logs", "errors", "stop", "survey", "attach", "send", "prune")
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""
 CHOOSE = "choose another `workdir:` in hosts.yaml"

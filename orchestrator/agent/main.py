@@ -20,8 +20,8 @@ from orchestrator import frames
 from orchestrator.model import WorkPaths
 
 VERBS = (
-    "probe", "show", "survey", "attach", "put", "preflight", "wheels", "prepare", "start", "logs", "stop", "receive",
-    "send", "prune",
+    "probe", "show", "survey", "attach", "put", "preflight", "wheels", "prepare", "start", "logs", "errors", "stop",
+    "receive", "send", "prune",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -13,8 +13,10 @@ from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of
 from orchestrator.errors import AgentError, ConfigError, NoAnswer, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.render import json as as_json
+from orchestrator.render import log_errors as show_errors
 from orchestrator.render import logs as show_logs
 from orchestrator.render.text import BAD
+from orchestrator.verbs import log_errors
 from orchestrator.verbs import logs as verb
 
 TIME_HELP = (
@@ -36,6 +38,9 @@ def logs(
     ignore_case: Annotated[bool, typer.Option("-i", help="Ignore case.")] = False,
     invert: Annotated[bool, typer.Option("-v", help="Lines that do not match.")] = False,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=TIME_HELP, show_default=False)] = None,
+    exceptions: Annotated[
+        bool, typer.Option("--errors", help="Every exception in the logs, grouped, with its whole traceback.")
+    ] = False,
     attempt: Annotated[int | None, typer.Option(min=1, metavar="K", help="Which attempt.  [the newest]")] = None,
     patience: Annotated[
         float,
@@ -52,8 +57,16 @@ def logs(
     stdout is log lines only; one line on stderr says of which run, attempt and state, and how many matched of how many.
     Where the program writes logs of its own, `==> PATH <==` on stderr says which file the next lines are of. Exits 1
     when nothing matched; with -f, 0 or 1 by how the run ended, and 3 when the link was lost and did not come back.
+    --errors says of each exception how often and when it came, in which worker, and whether anything ended with it.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
+        if exceptions:
+            given = {"--grep": grep, "-n": last, "-f": follow or None, "-A": after, "-B": before, "-C": around}
+            given |= {"-i": ignore_case or None, "-v": invert or None}
+            if beside := [option for option, value in given.items() if value is not None]:
+                hint = "beside --errors there are --since, --attempt and --json"
+                raise ConfigError(f"--errors and {', '.join(beside)} do not go together", hint=hint)
+            _print_errors(log_errors.run(fleet, run, attempt=attempt, since_ago_s=_ago_s(since)), json=json)
         given = {"-A": after, "-B": before, "-C": around, "-i": ignore_case or None, "-v": invert or None}
         alone = [option for option, value in given.items() if value is not None]
         if grep is None and alone:
@@ -122,6 +135,21 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
             raise
     sys.stdout.flush()
     return found
+
+
+def _print_errors(result: log_errors.Result, *, json: bool) -> NoReturn:
+    for note in result.notes:
+        say(note)
+    if result.since is not None:
+        say(show_logs.since(result.since, result.probe.created_at, time.time()))
+    if json:
+        for one in result.found:
+            streams.write_line(as_json.text(as_json.of_error_group(result, one)))
+    else:
+        for text in show_errors.texts(result, time.time()):
+            streams.write_text(text)
+    _aside(show_errors.of_what(result))
+    raise typer.Exit(0 if result.found else 1)
 
 
 def _aside(text: str) -> None:

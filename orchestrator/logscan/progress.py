@@ -39,8 +39,8 @@ class _Worker:
 class Progress:
     """The mutable side of a `LogSummary`."""
 
-    def __init__(self, summary: LogSummary) -> None:
-        self._last = summary
+    def __init__(self, summary: LogSummary, *, every: bool = False) -> None:
+        self._every = every
         self._workers = {worker.name: _Worker(**dataclasses.asdict(worker)) for worker in summary.workers}
         self._findings = list(summary.findings)
         self._tail = list(summary.tail)
@@ -202,7 +202,7 @@ class Progress:
         else:
             if len(self._findings) < MAX_FINDINGS:
                 self._findings.append(finding)
-        if finding.count & (finding.count - 1) == 0:
+        if self._every or finding.count & (finding.count - 1) == 0:
             events.append(FindingEvent(finding=finding))
         if not followed:
             self._tail[MAX_TAIL - 1 :] = [finding]

@@ -36,14 +36,16 @@ class Scanner:
         summary: LogSummary | None = None,
         patterns: Mapping[str, str] | None = None,
         base_offset: int = 0,
+        every: bool = False,
     ) -> None:
-        """`base_offset`: where in the file the first byte fed stands (a summary says so itself).
+        """`base_offset`: where in the file the first byte fed stands (a summary says so itself). `every`: an exception
+        that repeats is an event each time.
 
         Raises ValueError, naming it, for a pattern that is no regular expression with one group.
         """
         self._grammar = Grammar(patterns)
         start = summary or LogSummary(offset=base_offset, scan=ScanState(decided_offset=base_offset))
-        self._progress = Progress(start)
+        self._progress = Progress(start, every=every)
         self._tracebacks = Tracebacks()
         self._lines = start.lines
         self._decided = start.scan.decided_offset

@@ -12,7 +12,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 from orchestrator.plan import Plan
 from orchestrator.resolve import Run
-from orchestrator.verbs import launch, logs, ls, prune, pull, push, show, status, stop, targets
+from orchestrator.verbs import launch, log_errors, logs, ls, prune, pull, push, show, status, stop, targets
 
 
 def text(value: dict[str, Any]) -> str:
@@ -98,6 +98,13 @@ def of_line(found: logs.Logs, line: logs.Line) -> dict[str, Any]:
     return {
         "run_id": found.probe.run_id, "attempt": found.probe.attempt, "offset": line.offset, "line": line.line,
         "log": line.log, "match": line.match,
+    }  # fmt: skip
+
+
+def of_error_group(result: log_errors.Result, one: log_errors.Judged) -> dict[str, Any]:
+    return {
+        "run_id": result.probe.run_id, "attempt": result.probe.attempt, "ended": one.ended, "why": one.why,
+        **to_json(one.group),
     }  # fmt: skip
 
 
