@@ -146,8 +146,10 @@ def check(declared: list[int], cuda: int, *, dev: str = DEV, module: str = MODUL
         more = f"; {problems[0][0]}" if problems else ""
         raise Refusal("preflight", f"{wanted}, and {seen.why}{more}", seen.hint)
     if problems:
-        listed = f"nvidia-smi lists {len(seen.rows)} GPUs, but " if seen.rows else ""
-        raise Refusal("preflight", f"{wanted}, but {listed}{'; '.join(what for what, _ in problems)}", problems[0][1])
+        several = "s" if len(seen.rows) > 1 else ""
+        listed = f"; nvidia-smi lists {len(seen.rows)} GPU{several}" if seen.rows else ""
+        said = "; ".join(what for what, _ in problems)
+        raise Refusal("preflight", f"{wanted}{listed}, but {said}", problems[0][1])
     known = {row["index"] for row in seen.rows}
     if absent := [number for number in numbers if seen.rows and number not in known]:
         raise Refusal(

@@ -244,17 +244,18 @@ class Incoming:
 
     def folders(self) -> None:
         """Makes the folders, and those above them."""
-        above = self._root if any(one.kind == "dir" and not one.path for one in self._entries) else None
-        os.makedirs(above or os.path.dirname(self._root) or b".", exist_ok=True)
+        os.makedirs(os.path.dirname(self._root) or b".", exist_ok=True)
         for one in self._entries:
-            if one.kind != "dir" or not one.path:
+            if one.kind != "dir":
                 continue
             path = at(self._root, one.path)
             try:
-                os.mkdir(path, 0o700)
+                os.mkdir(path)
+                os.chmod(path, one.mode | 0o700)  # so that it can be filled, and looks right if this is broken off
                 self._made.append(one)
             except FileExistsError:
-                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                found = os.lstat(path) if one.path else os.stat(path)
+                if not stat.S_ISDIR(found.st_mode):
                     self._fail(one, "is no folder there")
             except OSError as error:
                 self._fail(one, error.strerror or str(error), error)

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, program, say, stderr, stdout
+from orchestrator.cli.base import (
+    Interrupted,
+    InventoryOption,
+    JsonOption,
+    errors,
+    fleet_of,
+    program,
+    say,
+    stderr,
+    stdout,
+)
 from orchestrator.cli.ls import duration
 from orchestrator.commands import PLACE
 from orchestrator.completion import offer
@@ -68,7 +78,10 @@ def prune(
         if found and not yes and not json:
             yes = _asked(show_prune.total(places))
         if found and yes:
-            verb.remove(fleet, places, request, say if not json else lambda text: None)
+            try:
+                verb.remove(fleet, places, request, say if not json else lambda text: None)
+            except KeyboardInterrupt:
+                raise Interrupted("broken off; what was begun goes on there, or with the next prune") from None
             if not json:
                 show_prune.show_removed(stdout(), places)
         if json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from types import TracebackType
 
@@ -100,6 +101,8 @@ def about_to_pull(console: Console, result: pull.Result) -> None:
             line(console, text)
         if result.checkpoint is None:
             line(console, f"no whole checkpoint is in it; what else there is: specctl pull {result.run_id} PATH")
+        for log in result.own_logs:
+            line(console, f"not with it, a log of its own: specctl pull {result.run_id} {shlex.quote(log)}")
         if result.broken:
             steps = ", ".join(f"step-{step}" for step in result.broken)
             line(console, f"not whole, and left there: {steps}", style="yellow")

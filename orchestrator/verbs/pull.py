@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.agent.parcel import Busy, Claim, Incoming, NoRoom
 from orchestrator.agent.tree import Entry, decoded, encoded, entry, room, shown
-from orchestrator.errors import AgentError, ConfigError, PreflightError, UnreachableError
+from orchestrator.errors import AgentError, ConfigError, NotFound, PreflightError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.remote import Agent
@@ -50,6 +50,8 @@ class Result:
     """Steps of checkpoints that are not whole."""
     chosen: bool = False
     """No path was named."""
+    own_logs: list[str] = field(default_factory=list)
+    """Logs that the program writes by itself, wherever: they are pulled by their path."""
     files: int = 0
     same: int = 0
     got_bytes: int = 0
@@ -80,7 +82,7 @@ def run(
         broken=list(final.get("broken", [])), failed=[(str(one), str(why)) for one, why in final["unreadable"]],
         left_out=[(str(one), str(why)) for one, why in final["left_out"]], notes=found.notes,
         total_files=sum(one.kind == "file" for one in entries), total_bytes=sum(one.size for one in entries),
-        items=_items(entries, chosen=path is None),
+        items=_items(entries, chosen=path is None), own_logs=[log.path for log in found.run.probe.foreign_logs],
     )  # fmt: skip
     if not entries:
         why = "; ".join(f"{shown(one)}: {said}" for one, said in result.failed + result.left_out) or "it has vanished"
@@ -128,6 +130,8 @@ def _list(agent: Agent, run_id: str, path: str | None) -> tuple[list[Entry], dic
                 entries += map(entry, final.get("entries", []))
             except (ValueError, TypeError) as error:
                 raise AgentError(f"its list of files cannot be read: {error}", target=agent.target.name) from error
+    if "root" not in final:
+        raise NotFound("its workdir has vanished", target=agent.target.name, run_id=run_id)
     return entries, final
 
 

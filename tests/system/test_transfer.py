@@ -38,9 +38,9 @@ def large(path: Path, size: int = LARGE) -> Path:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Every name below `root` with its mode and content."""
+    """`root` and every name below it, with mode and content."""
     found = {}
-    for path in root.rglob("*"):
+    for path in [root, *root.rglob("*")]:
         content = b"" if path.is_dir() else path.read_bytes() if not path.is_symlink() else bytes(path.readlink())
         found[str(path.relative_to(root))] = (path.lstat().st_mode, content)
     return found
@@ -65,6 +65,7 @@ def odd(specctl: Specctl) -> Path:
     (root / "link").symlink_to("deep/program")
     (root / "dangling").symlink_to("/no/such/place")
     (root / "deep").chmod(0o555)
+    root.chmod(0o750)
     os.utime(root / "empty", (1_000_000_000, 1_000_000_000))
     return root
 
@@ -343,7 +344,7 @@ def test_a_pull_from_a_living_run_brings_what_is_worth_having(specctl: Specctl) 
     assert done.err.index("checkpoints/step-10") < len(done.err) and "ok got/" in done.out
     got = specctl.project / "got" / run_id
     assert sorted(path.name for path in (got / "checkpoints").iterdir()) == ["step-10"]
-    assert (got / "checkpoints/step-10/w").stat().st_size == 3_000
+    assert (got / "checkpoints/step-10/w").stat().st_size == 10_000
     record = json.loads((got / "run.json").read_text())
     assert record["spec"]["run_id"] == run_id
     log = got / f"{run_id}.a1.log"
