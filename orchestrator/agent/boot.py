@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 import zlib
-from typing import BinaryIO, Callable, List, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple
 
 READS = ("probe", "show", "logs", "errors", "stop", "survey", "attach", "send", "prune")
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
@@ -97,11 +97,9 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
         problem = unusable(workdir)
         if problem:
             return refuse("preflight", *problem)
-    homes = [os.path.join(workdir, "agents", agent)]
-    if reads and not os.path.isdir(homes[0]):  # a full or closed workdir must not keep one from looking, or from stopping what fills it
-        homes += [os.path.join(folder, agent) for folder in spare_folders(request["verb"] == "install")]
+    homes = agent_homes(workdir, agent, reads, request["verb"] == "install")
     if request["verb"] == "install":
-        return install(stdin, request, homes, answer, refuse)
+        return install(stdin, request, workdir, homes, answer, refuse)
     home = next(filter(os.path.isdir, homes), None)
     if home is None:
         return answer(final=True, missing="agent")
@@ -195,10 +193,11 @@ def survey(stdin: BinaryIO, request: dict, workdir: str, refuse: Callable[..., i
     return main(request, stdin, workdir)
 
 
-def spare_folders(make: bool) -> List[str]:
-    """Folders outside the workdir that are this user's alone; with `make` they are made if they are not there."""
-    found = []
-    for parent in ("/tmp", "/dev/shm"):
+def agent_homes(workdir: str, agent: str, reads: bool, make: bool) -> Iterator[str]:
+    """Where the agent may be. A full or closed workdir must not keep one from looking, nor from stopping what fills it:
+    for that there are folders outside it, this user's alone, which with `make` are made when they are needed."""
+    yield os.path.join(workdir, "agents", agent)
+    for parent in ("/tmp", "/dev/shm") if reads else ():
         folder = "%s/specctl-agents-%d" % (parent, os.geteuid())
         try:
             if make and not os.path.lexists(folder):
@@ -207,27 +206,31 @@ def spare_folders(make: bool) -> List[str]:
         except OSError:
             continue
         if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid() and not seen.st_mode & 0o022:
-            found.append(folder)
-    return found
+            yield os.path.join(folder, agent)
 
 
 def install(
-    stdin: BinaryIO, request: dict, homes: List[str], answer: Callable[..., int], refuse: Callable[..., int]  # type: ignore[type-arg]
+    stdin: BinaryIO,
+    request: Dict[str, Any],
+    workdir: str,
+    homes: Iterator[str],
+    answer: Callable[..., int],
+    refuse: Callable[..., int],
 ) -> int:
     import hashlib
 
     data = stdin.read(request["size"])
     if hashlib.sha256(data).hexdigest() != request["sha256"]:
         return refuse("link", "the agent did not arrive whole (%d of %d bytes)" % (len(data), request["size"]))
-    problem = None
+    problem = ("", "")
     for home in homes:
         try:
             unpack(data, home)
         except OSError as error:
-            problem = problem or cannot_write(os.path.dirname(os.path.dirname(homes[0])), error)
+            problem = problem if problem[0] else cannot_write(workdir, error)
         else:
             return answer(final=True, installed=home)
-    return refuse("preflight", *(problem or ("the agent has no place", CHOOSE)))
+    return refuse("preflight", *problem)
 
 
 def unpack(data: bytes, home: str) -> None:

@@ -168,6 +168,8 @@ def test_a_disk_that_fills_up_leaves_nothing_that_a_later_launch_would_believe(b
         assert box.status("box")["state"] in ("RUNNING", "STARTING")
         done = box("stop", run_id, "--now")
         assert done.code == 0 and "STOPPED" in done.out, "a full disk keeps no run from being stopped"
+        assert not (workdir / "agents").exists(), "the agent that looked was elsewhere"
+        shutil.rmtree(f"/tmp/specctl-agents-{os.geteuid()}")
 
 
 @ROOT
@@ -253,7 +255,7 @@ def fill(folder: Path, *, leave: int) -> None:
             break
         name.unlink()
     for number in range(os.statvfs(folder).f_favail - leave):
-        (folder / f"{leave}-{number}").touch()
+        (folder / f"{time.monotonic_ns()}-{number}").touch()
 
 
 def free_bytes(place: Path) -> int:
