@@ -78,9 +78,13 @@ class Fleet:
         views |= {view.target.name: view for several in grouped for view in several.result()}
         return _each_run_once([views[target.name] for target in targets])
 
-    def _ask(self, target: Target, request: dict[str, Any]) -> TargetView:
+    def _ask(self, target: Target, request: dict[str, Any], *, first: bool = False) -> TargetView:
+        """One look at one target; `first`: it is known to have no agent yet."""
         try:
-            return _view(target, self.agent(target).call("probe", **request))
+            agent = self.agent(target)
+            if first:
+                agent.install()
+            return _view(target, agent.call("probe", **request))
         except SpecctlError as error:
             return TargetView(target=target, error=error)
 
@@ -103,7 +107,7 @@ class Fleet:
                 target = group[leg.index]
                 view = _answer(target, agents[leg.index], tokens[leg.index], leg)
                 if view is None:
-                    first_met.append(crew.do(partial(self._ask, target, request)))
+                    first_met.append(crew.do(partial(self._ask, target, request, first=True)))
                 else:
                     views[target.name] = view
         except SpecctlError as error:
