@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from orchestrator.agent.foreign import birth_time, locate
+from orchestrator.agent.foreign import birth_time
 from orchestrator.logscan import Event, Scanner
 from orchestrator.model import EarlierFile, FollowedLog, ForeignLog, LogSummary
 
 READ_BYTES = 1 << 20
+FOLLOWED_LIMIT = 64
+"""So many logs of the program's are followed at once."""
 SETTLE_S = 0.5
 """Silence after which a traceback that has its last line is taken to be over."""
 DIRTY = (b"\x1b", b"\r", b"\0")
@@ -220,26 +222,6 @@ class Follower:
         return b"".join(
             b" " * len(text) + line[len(text) :] if (text := line.rstrip(b"\r\n")) in copied else line for line in lines
         )
-
-
-def read_on(
-    one: FollowedLog, path: str, patterns: Mapping[str, str], now: float, *, budget_bytes: int
-) -> FollowedLog:
-    """`one` as it is after reading on where the supervisor, who is gone, stopped."""
-    names = [path]
-    if one.foreign is not None:
-        names = [found for found in [locate(path, (one.foreign.device, one.foreign.inode))] if found]
-    for name in names:
-        try:
-            follower = Follower(name, foreign=one.foreign, summary=one.summary, patterns=patterns)
-        except OSError:
-            continue
-        try:
-            follower.advance(now, budget_bytes=budget_bytes)
-            return follower.followed()
-        finally:
-            follower.close()
-    return one
 
 
 def merge(logs: Iterable[FollowedLog]) -> LogSummary:

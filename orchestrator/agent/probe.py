@@ -8,8 +8,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from orchestrator.agent import gpu, proc, records, sharing
-from orchestrator.agent.follow import merge, read_on
+from orchestrator.agent import gpu, proc, records
+from orchestrator.agent.catchup import catch_up, others_of
+from orchestrator.agent.follow import merge
 from orchestrator.agent.main import Call
 from orchestrator.model import (
     FollowedLog,
@@ -22,9 +23,6 @@ from orchestrator.model import (
     is_run_id,
     to_json,
 )
-
-CATCH_UP_BYTES = 64 << 20
-"""How much unread log one probe reads when the supervisor, who should have, is gone."""
 
 
 def run(call: Call) -> None:
@@ -171,7 +169,9 @@ def _one(
         logs = []
     damaged = not logs and os.path.lexists(paths.scan)
     if supervisor and not elsewhere and (damaged or (ended is None and not supervisor_alive)):
-        logs = catch_up(paths, spec.nonce, attempt, logs, log.verified, spec.patterns, now)
+        logs = catch_up(
+            paths, supervisor, logs, own_verified=log.verified, patterns=spec.patterns, tree=tree, now=now
+        )
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [
         os.path.basename(path)
@@ -192,35 +192,10 @@ def _one(
     )  # fmt: skip
 
 
-def catch_up(
-    paths: RunPaths, nonce: str, attempt: int, logs: list[FollowedLog], own_verified: bool,
-    patterns: dict[str, str], now: float,
-) -> list[FollowedLog]:  # fmt: skip
-    """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe."""
-    logs = logs or [FollowedLog(summary=LogSummary())]
-    by = _others(paths, nonce, logs)
-    result = []
-    for one in logs:
-        if one.foreign is not None and one.foreign.path in by:
-            until = max(one.foreign.base, one.summary.offset)
-            one = dataclasses.replace(
-                one, foreign=dataclasses.replace(one.foreign, shared=by[one.foreign.path], until=until)
-            )
-        elif one.foreign is not None or own_verified:
-            path = one.foreign.path if one.foreign else paths.log(attempt)
-            one = read_on(one, path, patterns, now, budget_bytes=CATCH_UP_BYTES)
-        result.append(one)
-    try:
-        records.write_followed(paths, nonce, attempt, result)
-    except OSError:
-        pass  # a full or read-only disk: the next probe reads again
-    return result
-
-
 def looked_at(paths: RunPaths, nonce: str, logs: list[FollowedLog], *, alive: bool) -> list[FollowedLog]:
     """`logs` with their files as they are now. One that somebody else writes too, which its supervisor has not seen
     yet, says nothing at all until the supervisor has said where the run's own part of it ends."""
-    by = _others(paths, nonce, logs) if alive else {}
+    by = others_of(paths, nonce, logs) if alive else {}
     result = []
     for one in logs:
         log = one.foreign
@@ -237,9 +212,3 @@ def looked_at(paths: RunPaths, nonce: str, logs: list[FollowedLog], *, alive: bo
                 one = FollowedLog(summary=LogSummary(offset=log.base), foreign=log)
         result.append(one)
     return result
-
-
-def _others(paths: RunPaths, nonce: str, logs: list[FollowedLog]) -> dict[str, str]:
-    mine = [one.foreign for one in logs if one.foreign is not None and one.foreign.shared is None]
-    workdir = os.path.dirname(os.path.dirname(paths.root))
-    return sharing.others(mine, workdir=workdir, run_id=paths.run_id, nonce=nonce)

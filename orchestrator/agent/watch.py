@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from orchestrator.agent import foreign, sharing
-from orchestrator.agent.follow import Follower, merge
+from orchestrator.agent.follow import FOLLOWED_LIMIT, Follower, merge
 from orchestrator.agent.foreign import Held, Key, Snapshot
 from orchestrator.agent.journal import Journal
 from orchestrator.logscan import Event
 from orchestrator.model import FollowedLog, Process, RunPaths, to_json
 
-FOLLOWED_LIMIT = 64
 CLOSED_LIMIT = 16
 LOOK_S, QUICK_LOOK_S = 2.0, 0.02
 SHARING_S, QUICK_SHARING_S = 2.0, 0.25

@@ -220,3 +220,25 @@ def test_a_fast_program_does_not_fill_the_disk_with_metrics(specctl: Specctl) ->
     rows = [json.loads(line) for line in (specctl.run_dir(run_id) / "metrics.jsonl").read_text().splitlines()]
     assert specctl.status(run_id)["step"] == 200_000 and rows[-1]["step"] == 200_000
     assert 2 <= len(rows) < 1000 and [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+
+
+def test_rotated_and_new_logs_are_followed_without_a_supervisor_too(specctl: Specctl) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program("rotates.py"), str(specctl.home))
+    assert done.code == 0, done.out
+    run_id = done.json["run_id"]
+    os.kill(json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    rotated = [(specctl.home / "train.log").stat().st_ino]
+    step = specctl.status(run_id)["step"]
+    poll_until(lambda: (specctl.home / "train.log").stat().st_ino != rotated[0])
+    step = steps_on(specctl, run_id, step)
+    for _ in range(2):  # so often that what was read is deleted meanwhile
+        rotated.append((specctl.home / "train.log").stat().st_ino)
+        poll_until(lambda: (specctl.home / "train.log").stat().st_ino != rotated[-1])
+    (specctl.home / "move").touch()
+    second = specctl.home / "later" / "second.log"
+    poll_until(lambda: second.exists() and "\n" in second.read_text())
+    at = int(second.read_text().partition("=")[2].split()[0])
+    assert steps_on(specctl, run_id, max(step, at)) > step
+    row = specctl.status(run_id)
+    assert row["state"] == "RUNNING" and {Path(log["path"]).name for log in row["foreign_logs"]} == {
+        "train.log", "second.log"}  # fmt: skip
