@@ -83,7 +83,7 @@ class Fleet:
         try:
             agent = self.agent(target)
             if first:
-                agent.install()
+                agent.install("probe")
             return _view(target, agent.call("probe", **request))
         except SpecctlError as error:
             return TargetView(target=target, error=error)
