@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from orchestrator.agent.tree import shown
@@ -27,10 +27,11 @@ class Moving:
         if console.is_terminal:
             columns = (
                 TextColumn("[cyan]{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
-                TransferSpeedColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.fields[files]}"),
+                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[files]}"),
             )  # fmt: skip
             self._live = Progress(*columns, console=console, transient=True)
-        self._task = self._live.add_task("", visible=False, files="") if self._live else None
+        self._task = self._live.add_task("", visible=False, files="", rate="") if self._live else None
         self._doing = ""
         self._files = self._size = 0
         self.done_files = self.done_size = 0
@@ -53,7 +54,9 @@ class Moving:
         self.done_files = self.done_size = 0
         self._began = self._told_at = time.monotonic()
         if self._live and self._task is not None:
-            self._live.reset(self._task, total=size, description=doing, visible=True, files=count(files, "file"))
+            self._live.reset(
+                self._task, total=size, description=doing, visible=True, files=count(files, "file"), rate=""
+            )
 
     def at(self, files: int | None, size: int) -> None:
         self.done_size = size
@@ -61,7 +64,7 @@ class Moving:
             self.done_files = files
         if self._live and self._task is not None:
             of = f"{self.done_files:,} of {count(self._files, 'file')}" if files is not None else ""
-            self._live.update(self._task, completed=size, files=of)
+            self._live.update(self._task, completed=size, files=of, rate=self._rate())
         elif time.monotonic() - self._told_at >= NEWS_S:
             self._told_at = time.monotonic()
             self.note(self.far())
@@ -71,12 +74,14 @@ class Moving:
         text = f"{self._doing}: {size(self.done_size)} of {size(self._size)}"
         if self.done_files:
             text += f", {self.done_files:,} of {count(self._files, 'file')}"
-        took_s = time.monotonic() - self._began
-        if self.done_size and took_s > 1:
-            rate = self.done_size / took_s
-            left_s = max(0.0, (self._size - self.done_size) / rate)
-            text += f", {size(int(rate))}/s, about {left_s:.0f} s left"
+        if rate := self._rate():
+            left_s = max(0.0, (self._size - self.done_size) / self.done_size * (time.monotonic() - self._began))
+            text += f", {rate}, about {left_s:.0f} s left"
         return text
+
+    def _rate(self) -> str:
+        took_s = time.monotonic() - self._began
+        return f"{size(int(self.done_size / took_s))}/s" if self.done_size and took_s > 1 else ""
 
     @property
     def begun(self) -> bool:
