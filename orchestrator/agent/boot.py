@@ -68,6 +68,8 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
         os.setuid(who.pw_uid)
         os.umask(0o022)
         os.chdir("/")  # where root was may be closed to this user
+        if not os.access(sys.executable, os.R_OK | os.X_OK):
+            return refuse("python", "%s may not run %s" % (who.pw_name, sys.executable))
     elif user:
         import pwd
 

@@ -23,6 +23,7 @@ targets:
   root: {vmid: 131, workdir: /srv/root}
   train: {vmid: 131, user: train, workdir: /srv/not/yet/there}
   closed: {vmid: 131, user: train, workdir: /root/w}
+  python: {vmid: 131, user: train, workdir: ~/w, python: /root/python3}
   gpu: {vmid: 131, user: train, workdir: ~/w, gpus: [0]}
   half: {vmid: 132, workdir: /srv/half}
 """
@@ -96,6 +97,9 @@ def test_two_users_of_an_unprivileged_container_have_runs_that_leave_each_other_
 def test_what_the_runs_user_may_not_use_is_told_before_anything_is_sent(specctl: Specctl, containers: Lab) -> None:
     done = refused(specctl, "closed")
     assert "/root/w cannot be written by train" in done.err and "Permission denied" in done.err
+    inside(containers, 131, "ln -sf /usr/bin/python3 /root/python3")
+    done = refused(specctl, "python")
+    assert "train may not run /root/python3" in done.err and "set `python: /usr/bin/python3`" in done.err
     done = refused(specctl, "gpu")
     assert "train cannot open /dev/nvidia0: it belongs to nobody:nogroup, mode 0660" in done.err
     assert "No such file" in containers.inside(131, ["ls", "/home/train/w/runs"]).stderr
