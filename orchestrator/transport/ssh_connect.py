@@ -27,6 +27,8 @@ from orchestrator.transport.ssh_way import Way
 
 CONNECT_TRIES = 5
 KEEPALIVE_S = 5
+_FULL = ("Exceeded MaxStartups", "Not allowed at this time")
+"""What sshd says when it hangs up for reasons that pass."""
 _ALGORITHMS = {"KexAlgorithms": "kex", "HostKeyAlgorithms": "key_types", "Ciphers": "ciphers", "MACs": "digests"}
 
 
@@ -94,13 +96,13 @@ def _connect_once(
 
 
 class _Packetizer(Packetizer):
-    """Keeps the first line of the other side: who hangs up may have said why."""
+    """Keeps the last line before the keys are exchanged: who hangs up may have said why."""
 
     greeting = ""
 
     def readline(self, timeout: float) -> str:
         line = str(super().readline(timeout))
-        self.greeting = self.greeting or line.strip()
+        self.greeting = line.strip() or self.greeting
         return line
 
 
@@ -151,11 +153,16 @@ def _exchange_keys(transport: paramiko.Transport, options: SshOptions, way: Way,
                 target=target,
                 hint="mend that command in ssh_config",
             ) from error
+        said = "" if greeting.startswith("SSH-") else greeting
+        if said and not said.startswith(_FULL):
+            raise UnreachableError(
+                f"{where} is no SSH server: it says {said[:100]!r}",
+                target=target,
+                hint="check the port: ssh: in hosts.yaml, and Port in ssh_config",
+            ) from error
         # paramiko has one exception for a peer that hangs up and for one that says nothing.
         if time.monotonic() < silent_at:
-            # "Exceeded MaxStartups", or the words of another protocol.
-            said = "" if greeting.startswith("SSH-") else greeting
-            raise _HungUp(f"it says: {said[:100]!r}" if said else " ".join(str(error).split())) from error
+            raise _HungUp(f"it says: {said}" if said else " ".join(str(error).split())) from error
         raise UnreachableError(
             f"{where} took the connection, but no key exchange came within {timeout_s:g} s",
             target=target,
