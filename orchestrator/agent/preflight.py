@@ -13,6 +13,7 @@ import pwd
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.agent import start
@@ -20,6 +21,29 @@ from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import RunSpec, from_json
 
 ASK = "import sys; sys.path.insert(0, sys.argv[1]); from trainer.inputs import main; main()"
+VARIABLE = re.compile(r"\$\{?(\w+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """One path that the program reads: by the key that names it, as it is written there, and where that is."""
+
+    key: str
+    kind: str
+    """model or files"""
+    text: str
+    path: str
+    private: bool
+    """Made of a secret: where it is must not be told."""
+
+    @property
+    def shipped(self) -> bool:
+        """A relative path: of the project."""
+        return not self.text.startswith(("/", "~", "$"))
+
+    def __str__(self) -> str:
+        known = self.text.startswith(("~", "$")) and "$" not in self.path and not self.private
+        return f"{self.text} ({self.path})" if known else self.text
 
 
 def run(call: Call) -> None:
@@ -28,47 +52,45 @@ def run(call: Call) -> None:
     environ = start.environment(call, spec, call.paths.run(spec.run_id), bundle)
     os.environ.clear()
     os.environ.update(environ)
-    inputs: dict[str, Any] = call.request["inputs"]
-    problems: list[dict[str, str]] = []
-    places: dict[str, dict[str, str]] = {}
-    for kind in ("model", "files"):
-        places[kind] = {}
-        for key, text in inputs.get(kind, {}).items():
-            path, why = resolve(text, os.path.join(bundle, "project"))
-            if why := why or look(path, shipped=not text.startswith(("/", "~", "$"))):
-                problems.append({"key": key, "path": text, "why": f"{shown(text, path)} {why}"})
-            else:
-                places[kind][key] = path
-    if "wanted" in inputs and any(places.values()):
-        problems += [
-            {"key": key, "path": inputs["model"].get(key) or inputs["files"].get(key) or "", "why": why}
-            for key, why in ask_trainer(bundle, {**places, "wanted": inputs["wanted"]})
-        ]
-    call.emit({"final": True, "problems": [without_secrets(problem, call) for problem in problems]})
+    asked: dict[str, Any] = call.request["inputs"]
+    secrets = set(call.request.get("secrets") or {})
+    inputs = [
+        Input(key=key, kind=kind, text=text, path=os.path.join(bundle, "project", expanded(text)),
+              private=bool(secrets & set(VARIABLE.findall(text))))
+        for kind in ("model", "files") for key, text in asked.get(kind, {}).items()
+    ]  # fmt: skip
+    problems = {item.key: f"{item} {why}" for item in inputs if (why := unset(item) or look(item))}
+    if "wanted" in asked:
+        there: dict[str, dict[str, str]] = {"model": {}, "files": {}}
+        for item in inputs:
+            if item.key not in problems:
+                there[item.kind][item.key] = item.path
+        problems.update(ask_trainer(bundle, {**there, "wanted": asked["wanted"]}))
+    texts = {item.key: item.text for item in inputs}
+    call.emit({"final": True, "problems": [
+        {"key": key, "path": texts.get(key, ""), "why": untold(why, inputs)} for key, why in problems.items()
+    ]})  # fmt: skip
 
 
-def resolve(text: str, project: str) -> tuple[str, str | None]:
-    """(the path that the program will open, why that cannot be known)"""
-    expanded = os.path.expandvars(text)
-    if left := re.search(r"\$\{?\w+\}?", expanded):
-        return text, f"names {left.group()}, which is not set in the run's environment"
-    return os.path.join(project, os.path.expanduser(expanded)), None
+def expanded(text: str) -> str:
+    return os.path.expanduser(os.path.expandvars(text))
 
 
-def shown(text: str, path: str) -> str:
-    return text if text == path or not text.startswith(("~", "$")) else f"{text} ({path})"
+def unset(item: Input) -> str | None:
+    left = re.search(r"\$\{?\w+\}?", os.path.expandvars(item.text))
+    return f"names {left.group()}, which is not set in the run's environment" if left else None
 
 
-def look(path: str, *, shipped: bool) -> str | None:
-    """Why nothing can be read at `path`; None when something can. `shipped`: it is in the project."""
+def look(item: Input) -> str | None:
+    """Why nothing can be read there; None when something can."""
     try:
-        if os.path.isdir(path):
-            os.listdir(path)
+        if os.path.isdir(item.path):
+            os.listdir(item.path)
         else:
-            with open(path, "rb") as file:
+            with open(item.path, "rb") as file:
                 file.read(1)
     except FileNotFoundError:
-        return f"is not {'in the project that was shipped' if shipped else 'there'}{near(path, shipped=shipped)}"
+        return f"is not {'in the project that was shipped' if item.shipped else 'there'}{near(item)}"
     except PermissionError:
         return f"cannot be read by {user()}: Permission denied"
     except OSError as error:
@@ -76,18 +98,28 @@ def look(path: str, *, shipped: bool) -> str | None:
     return None
 
 
-def near(path: str, *, shipped: bool) -> str:
+def near(item: Input) -> str:
     """What is there of a missing path: the nearest name in its folder, or the last folder that exists."""
-    folder, name = os.path.split(path.rstrip("/"))
+    if item.private:
+        return ""
+    folder, name = os.path.split(item.path.rstrip("/"))
     try:
         close = difflib.get_close_matches(name, os.listdir(folder), n=1, cutoff=0.7)
     except OSError:
-        if shipped:
+        if item.shipped:
             return ""
         while not os.path.lexists(folder):
             folder = os.path.dirname(folder)
         return f" (of its path only {folder} is)"
-    return f"; did you mean {close[0] if shipped else os.path.join(folder, close[0])}?" if close else ""
+    return f"; did you mean {close[0] if item.shipped else os.path.join(folder, close[0])}?" if close else ""
+
+
+def untold(why: str, inputs: list[Input]) -> str:
+    """What is recorded and shown: without a path that is made of a secret's value."""
+    for item in inputs:
+        if item.private:
+            why = why.replace(item.path, item.text)
+    return why
 
 
 def user() -> str:
@@ -106,11 +138,3 @@ def ask_trainer(bundle: str, question: dict[str, Any]) -> list[tuple[str, str]]:
     if done.returncode != 0:
         raise Refusal("bug", f"the trainer's look at its inputs failed:\n{done.stderr.decode('utf-8', 'replace')}")
     return [(str(key), str(why)) for key, why in json.loads(done.stdout)]
-
-
-def without_secrets(problem: dict[str, str], call: Call) -> dict[str, str]:
-    """A path may be made of a secret's value, and what is wrong is recorded and shown."""
-    for name, value in (call.request.get("secrets") or {}).items():
-        if value:
-            problem = {key: text.replace(value, f"${name}") for key, text in problem.items()}
-    return problem

@@ -73,7 +73,7 @@ def differs(command: Command, output: list[str]) -> str | None:
 
 
 def test_a_changed_word_or_line_is_noticed_and_another_figure_is_not() -> None:
-    page = Command("x", ["  0.1 s  · connecting", "RUNNING  20261129-172225-a-63e9 on gpu1: step 3", "...", "  pid 22 ..."])
+    page = Command("x", ["  0.1 s  · busy", "RUNNING  20261129-172225-a-63e9 on gpu1: step 3", "...", "  pid 22 ..."])
     same = ["RUNNING  20270101-000000-a-0f0f on gpu1: step 4,000", "what", "ever", "  pid 7 (x)"]
     assert differs(page, same) is None and differs(page, ["  9 s  · anything", *same]) is None
     assert differs(page, [same[0].replace("on", "of"), *same[1:]]) and differs(page, same[:-1])

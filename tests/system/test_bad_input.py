@@ -253,7 +253,7 @@ def test_data_that_is_not_there_stops_a_launch_before_anything_is_prepared(specc
     assert "on local, data[3]: $DATA/korpus.txt" in message and f"did you mean {specctl.home}/corpus.txt?" in message
     assert "data[4]: ~/none" in message and "data[5]: data/x is not in the project that was shipped" in message
     assert "data[6]: $UNSET/x names $UNSET, which is not set in the run's environment" in message
-    assert "data[7]: $TOKEN/x ($TOKEN/x) is not there" in message and "hunter2" not in message
+    assert "data[7]: $TOKEN/x is not there" in message and "hunter2" not in message
     assert "correct data[3] in run.yaml" in message and not any(f"data[{index}]" in message for index in range(3))
     assert not (specctl.workdir / "envs").exists() or not list((specctl.workdir / "envs").iterdir())
     run = specctl.run_dir(done.json["run_id"])
