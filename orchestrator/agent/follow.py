@@ -1,11 +1,10 @@
-"""Reading logs as they grow: the run's own and the program's, into events, metrics and a summary of constant size."""
+"""Reading a log as it grows, the run's own or one of the program's, into events and a summary of constant size."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from orchestrator.agent.foreign import birth_time
 from orchestrator.logscan import Event, Scanner
@@ -222,32 +221,3 @@ class Follower:
         return b"".join(
             b" " * len(text) + line[len(text) :] if (text := line.rstrip(b"\r\n")) in copied else line for line in lines
         )
-
-
-def merge(logs: Iterable[FollowedLog]) -> LogSummary:
-    """One summary of a run that writes several logs: steps from the log that stepped last, findings from all."""
-    summaries = [log.summary for log in logs]
-    if not summaries:
-        return LogSummary()
-    if len(summaries) == 1:
-        return summaries[0]
-    best = max(summaries, key=lambda summary: (summary.step_at or 0.0, summary.phase_at or 0.0))
-    phased = max(summaries, key=lambda summary: summary.phase_at or 0.0)
-    stepped = {worker.name for worker in best.workers}
-
-    def all_of(name: str) -> list[Any]:
-        return [item for summary in summaries for item in getattr(summary, name)]
-
-    findings = sorted(all_of("findings"), key=lambda found: found.at)
-    # A step in one log follows what another one said before it.
-    tail = [found for found in all_of("tail") if found.at >= (best.step_at or 0.0) or found in best.tail]
-    return dataclasses.replace(
-        best,
-        phase=phased.phase,
-        phase_at=phased.phase_at,
-        workers=best.workers + [worker for worker in all_of("workers") if worker.name not in stepped],
-        findings=findings[:8],
-        tail=sorted(tail, key=lambda found: found.at),
-        open_findings=all_of("open_findings"),
-        findings_total=sum(summary.findings_total for summary in summaries),
-    )

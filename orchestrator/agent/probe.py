@@ -10,8 +10,8 @@ from typing import Any
 
 from orchestrator.agent import gpu, proc, records
 from orchestrator.agent.catchup import catch_up, others_of
-from orchestrator.agent.follow import merge
 from orchestrator.agent.main import Call
+from orchestrator.agent.merge import merge
 from orchestrator.model import (
     FollowedLog,
     LogFile,

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
-from orchestrator.agent.follow import merge
 from orchestrator.agent.journal import Journal
+from orchestrator.agent.merge import merge
 from orchestrator.agent.pane import Pane
 from orchestrator.agent.watch import LogWatch
 from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json

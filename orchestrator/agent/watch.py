@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from orchestrator.agent import foreign, sharing
-from orchestrator.agent.follow import FOLLOWED_LIMIT, Follower, merge
+from orchestrator.agent.follow import FOLLOWED_LIMIT, Follower
 from orchestrator.agent.foreign import Held, Key, Snapshot
 from orchestrator.agent.journal import Journal
+from orchestrator.agent.merge import merge
 from orchestrator.logscan import Event
 from orchestrator.model import FollowedLog, Process, RunPaths, to_json
 

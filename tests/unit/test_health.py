@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from orchestrator.agent.follow import merge
+from orchestrator.agent.merge import merge
 from orchestrator.health import judge, missing, rung
 from orchestrator.logscan import Scanner
 from orchestrator.model import (
@@ -570,3 +570,18 @@ def test_a_step_in_one_log_follows_an_exception_in_another():
     logs = [FollowedLog(summary=STEPS), FollowedLog(summary=early)]
     assert early.tail and merge(logs).tail == []
     assert [found.type for found in merge([logs[0], FollowedLog(summary=late)]).tail] == ["OSError"]
+
+
+def test_figures_of_several_logs_are_of_the_whole_run_whichever_was_written_last():
+    ranks = [read((n, f"[rank{n}]: step 7 loss {n}.0 50 tok/s\n")) for n in (1, 2)]
+    metrics = read((4, '{"step": 6, "loss": 3.0, "tok/s": 100}\n'))
+    foreign = ForeignLog(path="/x", base=0, before=0, truncated=False, exact=True, device=1, inode=1)
+    others = [FollowedLog(summary=one, foreign=foreign) for one in ranks]
+    alone = merge([FollowedLog(summary=read()), *others])
+    assert (alone.step, alone.tok_s, alone.loss) == (7, 100.0, 1.5)
+    beside = merge([FollowedLog(summary=read()), *others, FollowedLog(summary=metrics, foreign=foreign)])
+    assert (beside.step, beside.tok_s, beside.loss) == (6, 100.0, 3.0)
+    assert sorted(one.name for one in beside.workers) == ["rank1", "rank2"]
+    own = read((5, "10%|# | 5/50 [00:01<00:09, 9.55it/s, loss=2.0]\r"))
+    bar = merge([FollowedLog(summary=own), FollowedLog(summary=metrics, foreign=foreign)])
+    assert (bar.step, bar.tok_s, bar.loss) == (5, 100.0, 2.0)
