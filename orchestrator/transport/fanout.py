@@ -14,12 +14,14 @@ import secrets
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from orchestrator.errors import DeadlineExceeded, SpecctlError, UnreachableError
+from orchestrator.errors import ContainerError, DeadlineExceeded, SpecctlError, UnreachableError
 from orchestrator.inventory import Attach
 from orchestrator.transport.base import Completed, Stream, Transport
-from orchestrator.transport.node import ENTER, ON_NODE
+from orchestrator.transport.node import ENTER, LOOK, ON_NODE
 from orchestrator.transport.pct import PctTransport
+from orchestrator.transport.pct_errors import Entrance, seen_in
 
 PARALLEL = 8
 _OVERHEAD_S = 20.0
@@ -40,15 +42,17 @@ leg=${FOLDER:?}/legs/${1:?}
 cd / || exit 1
 : >"$leg/out"
 : >"$leg/err"
+: >"$leg/seen"
 exec 3<"$leg/out" 4<"$leg/err"
 xargs -0 -x -a "$leg/argv" sh "$FOLDER/run" "$leg" 2>>"$leg/err" 3<&- 4<&-
 [ -s "$leg/code" ] || echo "none 0" >"$leg/code"
-out=$(stat -c %s - <&3) err=$(stat -c %s - <&4)
+out=$(stat -c %s - <&3) err=$(stat -c %s - <&4) seen=$(stat -c %s "$leg/seen")
 {
     flock 9
-    printf '\036specctl-leg %s %s %s %s %s\n' "$TOKEN" "$1" "$(cat "$leg/code")" "$out" "$err"
+    printf '\036specctl-leg %s %s %s %s %s %s\n' "$TOKEN" "$1" "$(cat "$leg/code")" "$out" "$err" "$seen"
     head -c "$out" <&3
     head -c "$err" <&4
+    cat "$leg/seen"
 } 9>"$FOLDER/lock"
 rm -rf "$leg"
 exit 0
@@ -58,6 +62,7 @@ variables end it: a login shell that was replaced by another one would run the a
 
 _RUN = (
     ENTER
+    + LOOK
     + r"""
 leg=$1 vmid=$2 attach=$3
 shift 3
@@ -69,7 +74,8 @@ if [ -z "$vmid" ]; then
 else
     (enter "$vmid" "$LIMIT_S" "$attach" "$@")
     code=$?
-    if [ $code = 137 ]; then frozen "$vmid"; fi
+    [ $code != 137 ] || frozen "$vmid"
+    [ $code = 0 ] || look "$vmid" >"$leg/seen"
 fi
 echo "$code $(($(date +%s) - began))" >"$leg/code"
 """
@@ -120,11 +126,11 @@ def fanout(
         with node.stream(argv, stdin=_pack(requests), deadline_s=deadline_s) as stream:
             reader = _Reader(token)
             for chunk in stream:
-                for index, code, elapsed_s, stdout, stderr in reader.feed(chunk):
-                    request = pending.pop(index, None)
+                for answer in reader.feed(chunk):
+                    request = pending.pop(answer.index, None)
                     if request is not None:
-                        result = _result(node, request, ssh, leg_timeout_s, code, elapsed_s, stdout, stderr)
-                        yield Leg(index=index, result=result)
+                        result = _result(node, request, ssh, leg_timeout_s, answer)
+                        yield Leg(index=answer.index, result=result)
             if not pending:
                 return
             failure = _unrun(node, next(iter(pending.values())), ssh, stream)
@@ -151,30 +157,43 @@ def _pack(requests: Sequence[Request]) -> bytes:
     return packed.getvalue()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What came back of one leg."""
+
+    index: int
+    code: int | None
+    elapsed_s: int
+    stdout: bytes
+    stderr: bytes
+    seen: bytes
+    """What the node showed of the container, if the command failed."""
+
+
 class _Reader:
-    """Feed bytes, get whole answers: (index, exit code or None, elapsed seconds, stdout, stderr)."""
+    """Feed bytes, get whole answers."""
 
     def __init__(self, token: str) -> None:
-        self._header = re.compile(rb"\x1especctl-leg %s (\d+) (\d+|none) (\d+) (\d+) (\d+)\n" % token.encode())
+        self._header = re.compile(rb"\x1especctl-leg %s (\d+) (\d+|none) (\d+) (\d+) (\d+) (\d+)\n" % token.encode())
         self._buffer = bytearray()
         self._needed = 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, int | None, int, bytes, bytes]]:
+    def feed(self, data: bytes) -> Iterator[_Answer]:
         self._buffer += data
         # A large answer comes in many chunks: look again only when it can be whole.
         while len(self._buffer) >= self._needed and (match := self._header.search(self._buffer)):
-            out, err = int(match[4]), int(match[5])
-            start, end = match.end(), match.end() + out + err
-            if len(self._buffer) < end:
-                self._needed = end
+            index, code, elapsed_s = int(match[1]), None if match[2] == b"none" else int(match[2]), int(match[3])
+            ends = [match.end()]
+            for size in match.group(4, 5, 6):
+                ends.append(ends[-1] + int(size))
+            if len(self._buffer) < ends[-1]:
+                self._needed = ends[-1]
                 return
-            code = None if match[2] == b"none" else int(match[2])
-            index, elapsed_s = int(match[1]), int(match[3])
-            stdout, stderr = bytes(self._buffer[start : start + out]), bytes(self._buffer[start + out : end])
+            stdout, stderr, seen = (bytes(self._buffer[start:end]) for start, end in pairwise(ends))
             del match  # it holds the buffer, which could then not shrink
-            del self._buffer[:end]
+            del self._buffer[: ends[-1]]
             self._needed = 0
-            yield index, code, elapsed_s, stdout, stderr
+            yield _Answer(index=index, code=code, elapsed_s=elapsed_s, stdout=stdout, stderr=stderr, seen=seen)
 
 
 def _unrun(node: Transport, request: Request, ssh: str | None, stream: Stream) -> SpecctlError:
@@ -195,28 +214,20 @@ def _unrun(node: Transport, request: Request, ssh: str | None, stream: Stream) -
 
 
 def _result(
-    node: Transport,
-    request: Request,
-    ssh: str | None,
-    leg_timeout_s: float,
-    code: int | None,
-    elapsed_s: int,
-    stdout: bytes,
-    stderr: bytes,
+    node: Transport, request: Request, ssh: str | None, leg_timeout_s: float, answer: _Answer
 ) -> Completed | SpecctlError:
-    target = request.target or node.target
-    completed = Completed(exit_code=code, stdout=stdout, stderr=stderr)
-    if code is None:
-        said = " ".join(stderr.decode(errors="replace").split())[-300:]
-        return UnreachableError(f"the node did not run it: {said or 'it left no exit code'}", target=target)
+    target, said = request.target or node.target, answer.stderr.decode(errors="replace")
+    if answer.code is None:
+        words = " ".join(said.split())[-300:]
+        return UnreachableError(f"the node did not run it: {words or 'it left no exit code'}", target=target)
+    if request.vmid is not None and not answer.stdout and answer.code != 0:
+        entrance = Entrance(vmid=request.vmid, ssh=ssh, attach=request.attach)
+        found = entrance.reason(said, answer.code, seen_in(answer.seen.decode(errors="replace")))
+        if found is not None:
+            return ContainerError(found[0], target=target, hint=found[1])
     # A program may be killed by others, too, but hardly that late.
-    timed_out = code == 137 and elapsed_s >= int(leg_timeout_s)
-    if request.vmid is not None and not stdout and code != 0:
-        container = PctTransport(node, request.vmid, node=ssh, target=target, attach=request.attach)
-        if (error := container.explain(completed)) is not None:
-            return error
-    if timed_out:
+    if answer.code == 137 and answer.elapsed_s >= int(leg_timeout_s):
         return DeadlineExceeded(
             f"no complete answer within {leg_timeout_s:g} s", target=target, hint="the container may be overloaded"
         )
-    return completed
+    return Completed(exit_code=answer.code, stdout=answer.stdout, stderr=answer.stderr)

@@ -82,14 +82,17 @@ of them fails under `auto`, pct is asked and says so in its own words. pct hands
 told not to, which it can be only since PVE 8.1: so it gets none."""
 
 LOOK = r"""
-PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-echo "user: $(id -un)"
-for tool in pct lxc-attach; do echo "$tool: $(command -v "$tool")"; done
-grep -q "@/var/lib/lxc/$1/command\$" /proc/net/unix && echo "listens"
-cd /etc/pve 2>/dev/null || exit 0
-[ ! -r "lxc/$1.conf" ] || sed -n '/^\[/q; s/^lock: */lock: /p' "lxc/$1.conf"
-for file in nodes/*/lxc/"$1".conf nodes/*/qemu-server/"$1".conf; do [ -e "$file" ] && echo "at: $file"; done
-for file in lxc/*.conf; do [ -e "$file" ] && echo "here: $file"; done
-exit 0
+look() (
+    PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+    echo "user: $(id -un)"
+    for tool in pct lxc-attach; do echo "$tool: $(command -v "$tool")"; done
+    grep -q "@/var/lib/lxc/$1/command\$" /proc/net/unix && echo "listens"
+    cd /etc/pve 2>/dev/null || exit 0
+    echo "node: $(readlink local)"
+    [ ! -r "lxc/$1.conf" ] || sed -n '/^\[/q; s/^lock: */lock: /p' "lxc/$1.conf"
+    for file in nodes/*/lxc/"$1".conf nodes/*/qemu-server/"$1".conf; do [ -e "$file" ] && echo "at: $file"; done
+    for file in lxc/*.conf; do [ -e "$file" ] && echo "here: $file"; done
+    exit 0
+)
 """
-"""Prints what the node can tell of container $1 without pct: facts for an error message, one a line."""
+"""`look VMID` prints what the node can tell of a container without pct: facts for an error message, one a line."""

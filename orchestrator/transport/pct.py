@@ -17,6 +17,7 @@ from orchestrator.transport.terminal import Screen, Terminal
 _GUARD = ENTER + '\nenter "$@"\n'
 _RAW_GUARD = ENTER + '\nstty raw -echo 2>/dev/null\nenter "$@"\n'
 """With a terminal on the node and another in the container, only the inner one may turn keys into signals."""
+_LOOK = LOOK + '\nlook "$1"\n'
 _LOOK_DEADLINE_S = 10.0
 
 
@@ -63,7 +64,7 @@ class PctTransport(Transport):
         """Also what keeps a container from being entered. Asks the node for what the message lacks."""
         if (lost := super().explain(completed)) is not None:
             return lost
-        argv = [*ON_NODE, LOOK, "specctl-look", str(self._entrance.vmid)]
+        argv = [*ON_NODE, _LOOK, "specctl-look", str(self._entrance.vmid)]
         try:
             looked = self._inner.run(argv, deadline_s=_LOOK_DEADLINE_S).stdout.decode(errors="replace")
         except SpecctlError as error:
