@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import PreflightError
 from orchestrator.model import to_json
@@ -29,14 +31,17 @@ def check(agent: Agent, plan: Plan) -> None:
     raise PreflightError(f"on {plan.target.name}, {said}", hint=_hint(plan, problems[0]))
 
 
-def _hint(plan: Plan, problem: dict[str, str]) -> str:
-    path, config = problem["path"], plan.spec.config_path
-    mend = f"correct {problem['key']} in {config}"
-    if not path:
-        return mend
-    if not path.startswith(("/", "~", "$")):
+def _hint(plan: Plan, problem: dict[str, Any]) -> str:
+    """How to mend the first of them: by the command that brings it, where it is a place on the target."""
+    key, place = problem["key"], problem["place"]
+    written = {**plan.inputs.get("model", {}), **plan.inputs.get("files", {})}.get(key, "")
+    mend = f"correct {key} in {plan.spec.config_path}"
+    if written and not written.startswith(("/", "~", "$")):
         return f"{mend}: a relative path is one of the files that are shipped (those that git does not ignore)"
-    if plan.target.ssh is None and plan.target.vmid is None:
-        return f"put it there, or {mend}"
-    source = path if Path(path).expanduser().exists() else "SRC"
-    return f"specctl push {plan.target.name} {source} {path}, or {mend}"
+    if place is None:
+        return mend
+    if not problem["bring"] or (plan.target.ssh is None and plan.target.vmid is None):
+        return f"mend it there, or {mend}"
+    here = Path(written).expanduser()
+    source = str(here) if here.exists() else "SRC"
+    return f"specctl push {plan.target.name} {shlex.quote(source)} {shlex.quote(place)}, or {mend}"

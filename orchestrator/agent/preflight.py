@@ -66,9 +66,10 @@ def run(call: Call) -> None:
             if item.key not in problems:
                 there[item.kind][item.key] = item.path
         problems.update(ask_trainer(bundle, {**there, "wanted": asked["wanted"]}))
-    texts = {item.key: item.text for item in inputs}
+    places = {item.key: item.path for item in inputs if not (item.shipped or item.private or unset(item))}
     call.emit({"final": True, "problems": [
-        {"key": key, "path": texts.get(key, ""), "why": untold(why, inputs)} for key, why in problems.items()
+        {"key": key, "why": untold(why, inputs), "place": places.get(key), "bring": "cannot be read" not in why}
+        for key, why in problems.items()
     ]})  # fmt: skip
 
 

@@ -41,7 +41,8 @@ def of_plan(plan: Plan) -> dict[str, Any]:
         workdir=plan.target.workdir, argv=spec.argv, bundle=plan.bundle.hash, files=sorted(plan.bundle.files),
         git_commit=spec.git_commit, dirty=bool(spec.git_diff), python=plan.python, requirements=plan.requirements,
         wheelhouse=[wheel.name for wheel in plan.wheelhouse.wheels] if plan.wheelhouse else None,
-        env=spec.env, secrets=spec.secrets, until=plan.until,
+        env=spec.env, reads={**plan.inputs.get("model", {}), **plan.inputs.get("files", {})}, secrets=spec.secrets,
+        until=plan.until,
     )  # fmt: skip
 
 

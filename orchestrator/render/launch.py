@@ -9,7 +9,7 @@ import posixpath
 import shlex
 import time
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -197,9 +197,15 @@ def show_plan(console: Console, plan: Plan) -> None:
         ("bundle", f"{bundle.hash} ({count(len(bundle.files), 'file')}; sent if it is not there)"),
         ("python", at_home(environment, plan.target)),
         ("env", " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items()) or "-"),
+        ("reads", ", ".join(_reads(plan.inputs)) or "-"),
         ("secrets", f"{', '.join(spec.secrets)} (from your environment; never shown)" if spec.secrets else "-"),
         ("until", plan.until),
     ]
     for name, value in rows:
         line(console, Text.assemble((f"{name:<9}", "bold"), " ", value), first=0, indent=10)
     console.print("Nothing was done. The same command without --plan launches.", style="dim", highlight=False)
+
+
+def _reads(inputs: dict[str, Any]) -> list[str]:
+    """What is looked for on the target before anything is prepared there."""
+    return [f"{key}={path}" for kind in ("model", "files") for key, path in inputs.get(kind, {}).items()]

@@ -61,4 +61,7 @@ def test_what_the_user_of_the_container_may_not_read_is_said_before_the_start(sp
     assert "on ct101, data[0]: /etc/closed/data.txt cannot be read by reader: Permission denied" in message
     assert "data[1]: /etc/shadow cannot be read by reader" in message
     assert "data[2]: ~/none (/home/reader/none) is not there" in message and "data[3]" not in message
-    assert "specctl push ct101 SRC /etc/closed/data.txt, or correct data[0] in run.yaml" in message
+    assert "mend it there, or correct data[0] in run.yaml" in message
+    (specctl.project / "run.yaml").write_text("data: [~/my data.txt]\n")
+    message = specctl.launch("--config", "run.yaml", "--", "true", target="ct101", SECRET="x").json["error"]["message"]
+    assert "specctl push ct101 SRC '/home/reader/my data.txt', or correct data[0] in run.yaml" in message
