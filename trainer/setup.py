@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,6 +94,17 @@ def check_devices(devices: list[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda" and device.index >= torch.cuda.device_count():
             raise ConfigError(f"devices: {device} is not here; torch sees {torch.cuda.device_count()} CUDA devices")
+
+
+def check_room(root: Path, needed_bytes: int) -> None:
+    """Raises `ConfigError` where not even one checkpoint has room: said now, not after the hours that lead to it."""
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"a checkpoint needs {needed_bytes / (1 << 20):,.0f} MiB, and {root} has {free_bytes / (1 << 20):,.0f} MiB"
+            " free; make room there, or train where there is some"
+        )
 
 
 def report_data(rows: Rows, reporter: Reporter) -> None:

@@ -28,7 +28,7 @@ from trainer.optim import learning_rate
 from trainer.pipeline import Channel, Crew
 from trainer.replica import MicroBatch
 from trainer.replicas import Replicas, prove_equal
-from trainer.setup import check_devices, find_resume, make_replicas, report_data, what_must_stay
+from trainer.setup import check_devices, check_room, find_resume, make_replicas, report_data, what_must_stay
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_target
 
@@ -84,6 +84,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     rows = load_rows(config.data, target.tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
     report_data(rows, reporter)
     training = Training(config, reporter, stop, target, rows, shape)
+    # The weights and the optimizer's two moments, all float32.
+    check_room(training.root, 3 * training.members[0].flat.weights.nbytes)
     if found := find_resume(config, reporter, training.must_keep, must_resume=must_resume):
         training.restore(found)
 
