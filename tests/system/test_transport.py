@@ -243,7 +243,7 @@ def test_a_closed_connection_is_opened_again(sshd: LoopbackSshd, node: SshNode) 
     assert connections(sshd) == 3
 
 
-def test_a_dropped_link_is_unknown_never_an_exit_code(sshd: LoopbackSshd, node: SshNode, tmp_path: Path) -> None:
+def test_a_dropped_link_is_unknown_never_an_exit_code_and_nothing_is_sent_again(sshd: LoopbackSshd, node: SshNode, tmp_path: Path) -> None:
     transport = SshTransport(node, "gpu1")
     running = tmp_path / "running"
 
@@ -254,12 +254,13 @@ def test_a_dropped_link_is_unknown_never_an_exit_code(sshd: LoopbackSshd, node: 
 
     killer = threading.Thread(target=kill_connection)
     killer.start()
-    done = transport.run(["sh", "-c", f"echo part; touch {running}; sleep 20; :"], deadline_s=60)
+    done = transport.run(["sh", "-c", f"echo part; echo once >>{running}; sleep 20; :"], deadline_s=60)
     killer.join()
     assert (done.exit_code, done.stdout, done.link_lost) == (None, b"part\n", True)
     error = transport.explain(done)
     assert isinstance(error, LinkLost)
     assert str(error).startswith("gpu1: the connection ended before the command did")
+    assert running.read_text() == "once\n", "what may have run is never sent again"
 
 
 # --- SSH: nobody there ----------------------------------------------------------------------------------------------
