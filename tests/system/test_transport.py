@@ -243,7 +243,9 @@ def test_a_closed_connection_is_opened_again(sshd: LoopbackSshd, node: SshNode) 
     assert connections(sshd) == 3
 
 
-def test_a_dropped_link_is_unknown_never_an_exit_code_and_nothing_is_sent_again(sshd: LoopbackSshd, node: SshNode, tmp_path: Path) -> None:
+def test_a_dropped_link_is_unknown_never_an_exit_code_and_nothing_is_sent_again(
+    sshd: LoopbackSshd, node: SshNode, tmp_path: Path
+) -> None:
     transport = SshTransport(node, "gpu1")
     running = tmp_path / "running"
 
