@@ -148,7 +148,7 @@ def test_what_a_user_may_not_kill_is_ended_all_the_same(sudo: Lab, pool: NodePoo
 def test_a_frozen_container_is_seen_without_root_before_and_while_it_is_asked(sudo: Lab, pool: NodePool) -> None:
     answers: list[Completed | SpecctlError] = []
     argv = ["sh", "-c", "sleep 63.7"]
-    legs = fanout(pool.node(LOGIN), [Request(vmid=101, argv=argv)], leg_timeout_s=2, ssh=LOGIN)
+    legs = fanout(pool.node(LOGIN), [Request(vmid=101, argv=argv)], leg_timeout_s=5, ssh=LOGIN)
     asking = threading.Thread(target=lambda: answers.extend(results(legs)))
     asking.start()
     wait_until(lambda: runs_inside(sudo, "sleep 63.7"), "it is being asked")
@@ -463,6 +463,7 @@ targets:
   mute: {{ssh: "root@127.0.0.1:{mute.getsockname()[1]}"}}
 """
         )
+        mute.settimeout(60)
         status = specctl.start("status")
         dialled, _ = mute.accept()
         with dialled:
