@@ -7,6 +7,7 @@ imported only when a target has `ssh:`, since that alone takes longer than a loc
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -58,11 +59,13 @@ class NodePool:
     def close(self) -> None:
         with self._lock:
             nodes = list(self._nodes.values())
-        for node in nodes:
-            # One that is just being dialled would have to be waited for, and who leaves by Ctrl-C waits for nobody.
-            closing = threading.Thread(target=node.close, daemon=True)
-            closing.start()
-            closing.join(timeout=CLOSE_S)
+        # One that is just being dialled would have to be waited for, and who leaves by Ctrl-C waits for nobody.
+        closing = [threading.Thread(target=node.close, daemon=True) for node in nodes]
+        for thread in closing:
+            thread.start()
+        over = time.monotonic() + CLOSE_S
+        for thread in closing:
+            thread.join(timeout=max(0.0, over - time.monotonic()))
 
     def __enter__(self) -> NodePool:
         return self
