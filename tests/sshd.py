@@ -168,6 +168,16 @@ class LoopbackSshd:
             self._server = None
         self._paused = []
 
+    def drop(self) -> int:
+        """End every connection, as a link that breaks does, while the server goes on; says how many processes that
+        were."""
+        assert self._server
+        sessions = [pid for pid in self._pids() if pid != self._server.pid]
+        for pid in sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(sessions)
+
     def pause(self) -> None:
         """Let the link stand still: connections stay open, nothing answers. Commands of sessions run on."""
         self._paused = self._pids()

@@ -17,6 +17,7 @@ from orchestrator.agent import files, marks, records
 from orchestrator.agent.lines import Section
 from orchestrator.agent.logs import Logs, identified
 from orchestrator.agent.main import Call
+from orchestrator.agent.marks import Key
 from orchestrator.logscan import Event, FindingEvent, Scanner, StepEvent, WorkerDown, is_clean, scrub
 from orchestrator.model import Finding, Misfit, from_json
 
@@ -104,6 +105,8 @@ class Groups:
         self._by_fingerprint: dict[str, Group] = {}
         self._waiting: dict[str, Group] = {}
         """Those that no step has followed yet."""
+        self._stepped: dict[tuple[Key, str | None], int] = {}
+        """Where in a log a worker has stepped last."""
         self.left_out = 0
         """Occurrences of exceptions beyond the first so many different ones."""
 
@@ -118,11 +121,9 @@ class Groups:
             if group := self._by_fingerprint.get(event.finding.fingerprint):
                 group.down.add(event.name)
         elif isinstance(event, StepEvent):
-            for fingerprint, group in list(self._waiting.items()):
-                whose = event.worker is None or group.newest_worker in (None, event.worker)
-                if whose and group.last.section is section and group.last.offset < event.offset:
-                    group.followed = True
-                    del self._waiting[fingerprint]
+            self._stepped[section.key, event.worker] = event.offset
+            for group in list(self._waiting.values()):
+                self._settle(group)
 
     def _find(self, section: Section, finding: Finding) -> None:
         place = Place(section, finding.offset, finding.fingerprint)
@@ -132,19 +133,32 @@ class Groups:
                 self.left_out += 1
                 return
             group = self._by_fingerprint[finding.fingerprint] = Group(finding, place, place)
-        self._waiting[finding.fingerprint] = group
         group.count += 1
         group.last, group.followed, group.newest_worker = place, False, finding.worker
         if finding.worker is not None:
             group.workers[finding.worker] = group.workers.get(finding.worker, 0) + 1
+        self._waiting[finding.fingerprint] = group
+        self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """Whether steps came after the last of them: another worker's prove nothing. An exception may be known to be
+        over only some lines after its last one, so that steps which follow it are heard of first."""
+        key, worker = group.last.section.key, group.newest_worker
+        if worker is None:
+            steps = [offset for (log, _), offset in self._stepped.items() if log == key]
+        else:
+            steps = [self._stepped.get((key, name), -1) for name in (worker, None)]
+        if max(steps, default=-1) > group.last.offset:
+            group.followed = True
+            del self._waiting[group.finding.fingerprint]
 
 
 def events_of(section: Section, patterns: dict[str, str], beat: Callable[[], None]) -> Iterator[Event]:
     """What the scanner makes of the neighbourhood of every exception of a log."""
     offset, end = section.start, section.size if section.end is None else min(section.end, section.size)
     scanner: Scanner | None = None
-    waiting = False
-    """An exception was found, and no step yet that followed it."""
+    found = stepped = -1
+    """Where the last exception and the last step stand."""
     before = b""
     while offset < end and (data := os.pread(section.fd, min(CHUNK_BYTES, end - offset), offset)):
         beat()
@@ -157,9 +171,12 @@ def events_of(section: Section, patterns: dict[str, str], beat: Callable[[], Non
         if scanner is None:
             continue
         for event in scanner.feed(data, 0.0):
-            waiting = isinstance(event, FindingEvent) or (waiting and not isinstance(event, StepEvent))
+            if isinstance(event, FindingEvent):
+                found = event.finding.offset
+            elif isinstance(event, StepEvent):
+                stepped = event.offset
             yield event
-        if not marked and not waiting:
+        if not marked and stepped >= found:
             yield from scanner.settle(0.0)
             scanner = None
     if scanner is not None:

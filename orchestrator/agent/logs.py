@@ -60,8 +60,7 @@ class Logs:
         self.call, self.seen = call, seen
         self.paths = call.paths.run(seen.run_id)
         self.index = self.paths.index(seen.attempt)
-        ago_s: float | None = call.request.get("since_ago_s")
-        self.since = None if ago_s is None else time.time() - ago_s
+        self.since: float | None = call.request.get("since_at")
         self.sections: list[Section] = []
         self.spoke_at = time.monotonic()
 
@@ -156,7 +155,7 @@ class Logs:
                 {"path": one.path, "mark_at": one.mark_at, "quiet": one.start >= one.size and one.start > one.base}
                 for one in self.sections
             ]
-            self.emit({"since": {"at": self.since, "now": time.time(), "files": files}})
+            self.emit({"since": {"at": self.since, "files": files}})
 
     def end(self, **fields: Any) -> None:
         """The last frame."""

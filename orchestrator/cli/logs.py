@@ -21,7 +21,7 @@ from orchestrator.verbs import logs as verb
 
 TIME_HELP = (
     "Only what was written since: 10m, 2h, 1d ago, or 14:00, 2026-11-29T14:00 by this machine's clock and time zone "
-    "(it is turned into so long ago, so the container's clock may be another). The lines begin at a mark that "
+    "(which the container's clock need not agree with: the difference is observed). The lines begin at a mark that "
     "the supervisor makes every 5 s or MiB of growth: some may be older, none is missing."
 )
 
@@ -66,7 +66,8 @@ def logs(
             if beside := [option for option, value in given.items() if value is not None]:
                 hint = "beside --errors there are --since, --attempt and --json"
                 raise ConfigError(f"--errors and {', '.join(beside)} do not go together", hint=hint)
-            _print_errors(log_errors.run(fleet, run, attempt=attempt, since_ago_s=_ago_s(since)), json=json)
+            at = _time(since)
+            _print_errors(log_errors.run(fleet, run, attempt=attempt, since_at=at), at, json=json)
         given = {"-A": after, "-B": before, "-C": around, "-i": ignore_case or None, "-v": invert or None}
         alone = [option for option, value in given.items() if value is not None]
         if grep is None and alone:
@@ -74,7 +75,7 @@ def logs(
         request = verb.Request(
             run=run, grep=grep, last=last, follow=follow, after=(around if after is None else after) or 0,
             before=(around if before is None else before) or 0, ignore_case=ignore_case, invert=invert, attempt=attempt,
-            since_ago_s=_ago_s(since), places=json, patience_s=patience,
+            since_at=_time(since), places=json, patience_s=patience,
         )  # fmt: skip
         found = _print(fleet, request, json=json)
         say(show_logs.of_what(found, grep))
@@ -85,7 +86,7 @@ def logs(
         raise typer.Exit(0 if some else 1)
 
 
-def _ago_s(since: str | None) -> float | None:
+def _time(since: str | None) -> float | None:
     if since is None:
         return None
     now = time.time()
@@ -95,7 +96,7 @@ def _ago_s(since: str | None) -> float | None:
         raise ConfigError(f"--since {error}") from None
     if at > now:
         raise ConfigError(f"--since {since} lies in the future: nothing can have been written since", hint="date")
-    return now - at
+    return at
 
 
 def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
@@ -120,7 +121,7 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                 elif isinstance(item, verb.Word):
                     _aside(item.text)
                 elif isinstance(item, verb.Since):
-                    _aside(show_logs.since(item, found.probe.created_at, time.time()))
+                    _aside(show_logs.since(item, request.since_at or 0.0, found.probe.created_at, time.time()))
                 else:
                     streams.end_if_unread()
         except KeyboardInterrupt:
@@ -137,11 +138,11 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
     return found
 
 
-def _print_errors(result: log_errors.Result, *, json: bool) -> NoReturn:
+def _print_errors(result: log_errors.Result, since_at: float | None, *, json: bool) -> NoReturn:
     for note in result.notes:
         say(note)
     if result.since is not None:
-        say(show_logs.since(result.since, result.probe.created_at, time.time()))
+        say(show_logs.since(result.since, since_at or 0.0, result.probe.created_at, time.time()))
     if json:
         for one in result.found:
             streams.write_line(as_json.text(as_json.of_error_group(result, one)))

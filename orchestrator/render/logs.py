@@ -51,15 +51,15 @@ def mark(log: str) -> str:
     return f"==> {log} <=="
 
 
-def since(found: Since, started_at: float | None, now: float) -> str:
-    """From when on lines are shown, by this machine's clock, with which the container's need not agree."""
-    ahead_s = now - found.now
+def since(found: Since, asked: float, started_at: float, now: float) -> str:
+    """From when on lines are shown, by this machine's clock: of the times in `found`, `at` is what `asked` is there."""
+    ahead_s = asked - found.at
 
     def here(at: float) -> str:
         return clock(at + ahead_s, now)
 
-    text = f"since {here(found.at)} ({age(found.now - found.at)} ago)"
-    if started_at is not None and found.at < started_at:
+    text = f"since {clock(asked, now)} ({age(now - asked)} ago)"
+    if found.at < started_at:
         return f"{text}: the run began only {here(started_at)}; all its lines"
     written = [one for one in found.files if not one.quiet]
     if not written:

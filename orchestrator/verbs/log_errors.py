@@ -13,7 +13,7 @@ from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
 from orchestrator.resolve import resolve
-from orchestrator.verbs.logs import IDLE_S, Since, refuse_damaged
+from orchestrator.verbs.logs import IDLE_S, Since, refuse_damaged, theirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +77,15 @@ class _Answer:
     bytes: int
 
 
-def run(fleet: Fleet, run: str | None, *, attempt: int | None = None, since_ago_s: float | None = None) -> Result:
-    begun_at = time.monotonic()
+def run(fleet: Fleet, run: str | None, *, attempt: int | None = None, since_at: float | None = None) -> Result:
+    asked_at = time.time()
     found = resolve(fleet, run)
     refuse_damaged(found.run)
+    seen_at = time.time()
     since, final = None, None
     with fleet.agent(found.run.target).stream(
         "errors", deadline_s=None, idle_s=4 * IDLE_S, run_id=found.run.run_id, attempt=attempt,
-        since_ago_s=None if since_ago_s is None else since_ago_s + time.monotonic() - begun_at,
+        since_at=theirs(since_at, found.run.probe, asked_at, seen_at),
     ) as frames:  # fmt: skip
         for frame in frames:
             if "since" in frame:

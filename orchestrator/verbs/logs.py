@@ -49,7 +49,8 @@ class Request:
     ignore_case: bool = False
     invert: bool = False
     attempt: int | None = None
-    since_ago_s: float | None = None
+    since_at: float | None = None
+    """By this machine's clock."""
     places: bool = False
     """Whether `Lines.each` will be asked where each line stands."""
     patience_s: float = PATIENCE_S
@@ -109,7 +110,6 @@ class Since:
     """What `--since` came to, by the container's clock."""
 
     at: float
-    now: float
     files: list[LogSince]
 
 
@@ -131,6 +131,7 @@ class Logs:
     """Lines that have been handed out, context included."""
     foreign: list[dict[str, Any]] = field(default_factory=list)
     seen: Verdict
+    asked_at: float
     """As the run was when the lines were asked for, and when that was on this machine's clock."""
     seen_at: float
     verdict: Verdict | None = None
@@ -141,11 +142,12 @@ class Logs:
 @contextmanager
 def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
     """The lines that were asked for. Reading on raises `UnreachableError` when the link dies (for good, with -f)."""
+    asked_at = time.time()
     found = resolve(fleet, request.run)
     refuse_damaged(found.run)
     logs = Logs(
         target=found.run.target, probe=found.run.probe, notes=found.notes, items=iter(()), seen=found.run.verdict,
-        seen_at=time.time(),
+        asked_at=asked_at, seen_at=time.time(),
     )  # fmt: skip
     with closing(_Reading(fleet, found.run, request, logs).items()) as items:
         logs.items = items
@@ -161,6 +163,17 @@ def refuse_damaged(run: Run) -> None:
             hint=f"the files are in {run.target.workdir}/runs/{run.run_id} there; "
             f"specctl status {run.run_id} tells what of it lives",
         )  # fmt: skip
+
+
+def theirs(at: float | None, probe: Probe, asked_at: float, seen_at: float) -> float | None:
+    """A time of this machine's clock by the container's, which a probe has read between `asked_at` and `seen_at`.
+
+    Clocks that agree as far as that can tell are taken to agree; else it is the least difference that there must be.
+    """
+    if at is None:
+        return None
+    ahead_s = min(max(0.0, probe.observed_at - seen_at), probe.observed_at - asked_at)
+    return at + ahead_s
 
 
 @dataclass(kw_only=True, slots=True)
@@ -184,7 +197,6 @@ class _Reading:
         self._numbers: dict[int, _File] = {}
         """What the connection calls them."""
         self._newest: _File | None = None
-        self._begun_at = time.monotonic()
         self._lost_at: float | None = None
         self._tries = 0
 
@@ -222,9 +234,6 @@ class _Reading:
 
     def _connection(self) -> Iterator[Item]:
         request, run = self.request, self.run
-        ago_s = None
-        if request.since_ago_s is not None:
-            ago_s = request.since_ago_s + time.monotonic() - self._begun_at
         resume = [
             {
                 "path": one.path, "device": one.device, "inode": one.inode, "restarts": one.restarts,
@@ -235,7 +244,8 @@ class _Reading:
         with self.fleet.agent(run.target).stream(
             "logs", deadline_s=None, idle_s=IDLE_S, run_id=run.run_id, grep=request.grep, last=request.last,
             follow=request.follow, after=request.after, before=request.before, ignore_case=request.ignore_case,
-            invert=request.invert, attempt=request.attempt, since_ago_s=ago_s, places=request.places, resume=resume,
+            invert=request.invert, attempt=request.attempt, places=request.places, resume=resume,
+            since_at=theirs(request.since_at, run.probe, self.logs.asked_at, self.logs.seen_at),
         ) as frames:  # fmt: skip
             self._numbers = {}
             for frame in frames:
