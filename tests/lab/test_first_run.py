@@ -26,8 +26,8 @@ from trainer.config import load_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "first-run.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:<!-- (not in the lab|file): (.*?) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-NEWS = re.compile(r" *N s [·-] ")
-"""What a launch is busy with depends on the moment."""
+NEWS = re.compile(r" *N s [·-] |waiting N of N s, ")
+"""What a launch or a stop is busy with depends on the moment."""
 
 
 @dataclass
