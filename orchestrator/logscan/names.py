@@ -30,6 +30,7 @@ WORKER_BARE = re.compile(
 STAMP = (
     r"(?:[\[(]?\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)?[\])]?:?"
     r"|[\[(]?\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?[\])]?:?"
+    r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+"
     r"|[\[(]?(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)[\])]?(?::|(?=\s|\[)))"
 )
 LOGGED = re.compile(STAMP)

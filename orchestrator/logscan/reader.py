@@ -41,6 +41,8 @@ FATAL = re.compile(r"Fatal Python error: (?P<message>.*)")
 FATAL_MORE = re.compile(r"\s*$|Current thread|Thread 0x|Python runtime state|Extension modules:|\s+(?:File |<|\.\.\.)")
 TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'")
 TERMINATE_MORE = re.compile(r"\s+what\(\):|frame #|Exception raised from|\s*$")
+SHELL = re.compile(r"make(?:\[\d+\])?: \*\*\* |[^\s:]+: line \d+: |[\w./-]+: \d+: |srun: ")
+"""What starts a program says that it has failed: it is no part of the program's own message."""
 TORCH_MORE = re.compile(r"from user code:|Set TORCH|You can suppress|For debugging consider|Compile with")
 LEAD = re.compile(
     rf"(?:\[(?P<a>{PREFIX_NAME})\]|\((?P<b>{PREFIX_NAME})\)|(?P<c>{PREFIX_NAME})(?=:\s| \|))(?::\s?| \| ?| )?"
@@ -226,7 +228,7 @@ class Reader:
             if self._sub is None and ending and SURE_TYPE.match(ending["type"]):
                 self._sub = ending[0]
             return "part"
-        if figures or self._chain or LOGGED.match(body) or LEAD.match(body):
+        if figures or self._chain or LOGGED.match(body) or LEAD.match(body) or SHELL.match(body):
             return self.stray(theirs=figures)
         if self._blank and not body.startswith((" ", "\t")) and not TORCH_MORE.match(body):
             return "close"

@@ -340,3 +340,16 @@ def test_a_loss_that_is_not_finite_is_remembered_with_its_step():
 
 def test_an_empty_log_says_nothing():
     assert scan("") == ([], LogSummary())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make: *** [Makefile:2: train] Error 1", "start.sh: line 3:  4711 Aborted   python train.py",
+        "sh: 1: x: not found",
+        "E1129 17:03:29.219000 9256 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1)",
+    ],
+)  # fmt: skip
+def test_what_started_the_program_says_nothing_of_its_exception(line):
+    (found,) = only(scan(TRACEBACK + f"RuntimeError: boom\n{line}\n")[0], FindingEvent)
+    assert found.finding.message == "boom" and line not in found.finding.traceback
