@@ -48,6 +48,13 @@ class Typed:
                 raise AssertionError(f"{text!r} was not shown:\n{self.text[-3000:]}")
         return self.text
 
+    def until_bytes(self, data: bytes, *, timeout_s: float = 30.0) -> None:
+        """The same for what only moves the cursor."""
+        deadline = time.monotonic() + timeout_s
+        while data not in self.seen:
+            if not self._read(0.2) or time.monotonic() > deadline:
+                raise AssertionError(f"{data!r} was not shown:\n{self.seen[-3000:]!r}")
+
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 

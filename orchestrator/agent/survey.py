@@ -17,9 +17,10 @@ ASK_S = 20.0
 
 
 def run(call: Call) -> None:
-    """Request: `agent` (the hash of the one that is asked about), `python` (hosts.yaml's, or None)."""
+    """Request: `agent` (the hash of the one that is asked about), `python` and `gpus` (hosts.yaml's, or None)."""
     workdir = call.paths.workdir
-    rows, why = gpu.rows()
+    seen, declared = gpu.ask(), [int(number) for number in call.request.get("gpus") or []]
+    problem = _gpu_problem(declared) if declared else (seen.why, seen.hint)
     call.emit({
         "final": True, "now": time.time(), "host": os.uname().nodename, "user": system.account().pw_name,
         "system": _system(), "workdir": workdir, **_workdir(workdir),
@@ -27,7 +28,8 @@ def run(call: Call) -> None:
         "python": {"path": sys.executable, "version": platform.python_version()},
         "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
         "own_python": _own_python(call.request.get("python")), **_tmux(), "grep": system.which("grep"),
-        "gpus": rows, "gpus_error": why, "live": len(proc.marked_runs(call.paths.runs)), "runs": _runs(call.paths.runs),
+        "gpus": seen.rows, "gpus_why": problem[0], "gpus_hint": problem[1],
+        "live": len(proc.marked_runs(call.paths.runs)), "runs": _runs(call.paths.runs),
     })  # fmt: skip
 
 
@@ -76,6 +78,15 @@ def _own_python(path: str | None) -> dict[str, Any] | None:
         said = asked.stderr.decode("utf-8", "replace").strip().splitlines()
         return {"path": path, "version": None, "why": said[-1] if said else f"exit code {asked.returncode}"}
     return {"path": path, "version": version, "why": None}
+
+
+def _gpu_problem(declared: list[int]) -> tuple[str | None, str | None]:
+    """Why a launch that wants these GPUs would be refused here, and what mends it."""
+    try:
+        gpu.check(declared, 0)
+    except Refusal as refusal:
+        return refusal.message, refusal.hint
+    return None, None
 
 
 def _tmux() -> dict[str, Any]:

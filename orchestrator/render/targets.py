@@ -76,7 +76,7 @@ def _facts(view: View, survey: Survey) -> list[str]:
     for gpu in survey.gpus:
         use = gpu.get("utilization_percent")
         memory = f"{number(gpu.get('memory_used_mib'), 0)} of {number(gpu.get('memory_total_mib'), 0)} MiB"
-        declared = "" if view.target.gpus is None or gpu.get("index") in view.target.gpus else ", not in gpus:"
+        declared = "" if not view.target.gpus or gpu.get("index") in view.target.gpus else ", not in gpus:"
         busy = "" if use is None else f"{use} % busy, "
         facts.append(f"GPU {gpu.get('index')} {gpu.get('name')}: {busy}{memory}{declared}")
     return facts

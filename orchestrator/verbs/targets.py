@@ -54,7 +54,9 @@ class Survey:
     tmux_hint: str | None = None
     grep: str | None
     gpus: list[dict[str, Any]]
-    gpus_error: str | None
+    gpus_why: str | None
+    """Why a launch with `gpus:` would be refused; without, what keeps nvidia-smi from answering."""
+    gpus_hint: str | None
     live: int
     """Runs with a living process."""
     runs: int
@@ -119,7 +121,7 @@ def _ask(fleet: Fleet, target: Target) -> View:
     try:
         frame = agent.call(
             "survey", payload=carried, deadline_s=DEADLINE_S, size=len(carried), agent=remote.agent_hash(),
-            python=target.python,
+            python=target.python, gpus=target.gpus,
         )  # fmt: skip
         asked_s = time.monotonic() - begun
         survey, now = understood(Survey, frame, target), understood(float, frame.get("now"), target)
@@ -152,28 +154,11 @@ def _problems(target: Target, survey: Survey, offset_s: float, asked_s: float) -
         what = f"{survey.python.path} has no venv or no ensurepip: it makes no environments"
         mend = "apt-get install python3-venv, or name a whole Python as `python:` of this target in hosts.yaml"
         found.append(Problem(what=what, mend=mend, fatal=False))
-    found += _gpu_problems(target, survey)
+    if survey.gpus_why is not None:
+        found.append(Problem(what=survey.gpus_why, mend=survey.gpus_hint, fatal=bool(target.gpus)))
     if abs(offset_s) > CLOCK_S + asked_s / 2:
         ahead = "ahead of" if offset_s > 0 else "behind"
         what = f"its clock is {abs(offset_s):,.0f} s {ahead} this machine's: times of its runs are its own"
         mend = "set the clock of the node, whose containers share it (timedatectl set-ntp true), or of this machine"
         found.append(Problem(what=what, mend=mend, fatal=False))
     return found
-
-
-def _gpu_problems(target: Target, survey: Survey) -> list[Problem]:
-    declared = f"gpus: {target.gpus}"
-    if survey.gpus_error:
-        mend = "restart the container if the node's own nvidia-smi works; else look at the node's driver"
-        return [Problem(what=survey.gpus_error, mend=mend, fatal=bool(target.gpus))]
-    if not target.gpus:
-        return []
-    seen = [gpu.get("index") for gpu in survey.gpus]
-    missing = [str(number) for number in target.gpus if number not in seen]
-    if not missing:
-        return []
-    if not survey.gpus:
-        mend = "pass the GPUs through to it and install the driver's tools (the node's version), or drop `gpus:`"
-        return [Problem(what=f"{declared} is declared, and no nvidia-smi is there", mend=mend)]
-    mend = "pass it through to the container, or change `gpus:` in hosts.yaml"
-    return [Problem(what=f"{declared} is declared, and nvidia-smi knows no GPU {', '.join(missing)}", mend=mend)]

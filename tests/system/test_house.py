@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import remote
+from orchestrator.agent.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 PURE = ["model", "errors", "frames", "manifest", "health", "blame", "ladder", "logscan"]
@@ -93,7 +94,7 @@ def test_the_agent_runs_from_its_travelling_files_alone(tmp_path: Path) -> None:
     for name, content in remote.agent_files().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    verbs = ["probe", "put", "preflight", "prepare", "start", "logs", "stop", "supervise"]
+    verbs = [*VERBS, "supervise"]
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + "\n".join(
         f"import orchestrator.agent.{verb}" for verb in verbs
     )

@@ -113,7 +113,8 @@ def test_each_is_of_the_draft_it_names_and_says_what_its_keys_mean(schemas: dict
     [
         ("hosts", (ROOT / "hosts.yaml").read_text()),
         ("hosts", "targets: {a: {ssh: root@pve:22, vmid: '101', gpus: [0, 1], env: {A: 1, B: yes, C: x}, user: }}"),
-        ("hosts", "default_target: a\ndefaults: {workdir: /w}\ntargets: {a: {attach: lxc, vmid: 100}}\ngroups: {all: [a]}"),
+        ("hosts", "default_target: a\ndefaults: {workdir: /w}\ntargets: {a: {attach: lxc, vmid: 100}}"),
+        ("hosts", "targets: {a: {}, b: {}}\ngroups: {all: [a, b]}"),
         ("config", CONFIG),
         ("config", CONFIG + "requirements: [torch]\npatterns: {step: 'iter (\\d+)'}\n"),
         ("config", re.sub(r"(?m)^(\s*lr:).*", r"\1 1e-4", CONFIG)),
