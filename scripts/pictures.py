@@ -33,8 +33,11 @@ def main(folder: Path) -> None:
         from orchestrator.fleet import Fleet
         from orchestrator.inventory import parse_inventory
         from orchestrator.render import launch as show_launch
+        from orchestrator.render import ls as show_ls
+        from orchestrator.render import show as show_show
         from orchestrator.render import status as show_status
-        from orchestrator.verbs import launch, status, stop
+        from orchestrator.render import targets as show_targets
+        from orchestrator.verbs import launch, ls, show, status, stop, targets
 
         fleet = Fleet(parse_inventory(f"targets:\n  local: {{workdir: {home}/w}}\n"))
         request = planning.Request(
@@ -67,8 +70,17 @@ def main(folder: Path) -> None:
         picture = recorder("specctl status", STATUS_WIDTH)
         show_status.show(picture, status.run(fleet, [], everything=False))
         save(picture, folder / "status.svg", "specctl status")
+        picture = recorder("specctl show one-thread-dies")
+        show_show.show(picture, show.run(fleet, dead.plan.spec.run_id), program="specctl")
+        save(picture, folder / "show.svg", "specctl show")
+        picture = recorder("specctl targets")
+        show_targets.show(picture, targets.run(fleet, []), fleet.inventory)
+        save(picture, folder / "targets.svg", "specctl targets")
         for run_id in (plan.spec.run_id, dead.plan.spec.run_id):
             stop.run(fleet, run_id, grace_s=60.0, now=False)
+        picture = recorder("specctl ls", STATUS_WIDTH)
+        show_ls.show(picture, ls.run(fleet, ls.Request()), ls.Request())
+        save(picture, folder / "ls.svg", "specctl ls")
         fleet.close()
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator.render.text import count, line, shorten
+from orchestrator.render.text import count, line, one_line, shorten, table
 
 
 def printed(text: str, *, width: int, terminal: bool = True, first: int = 2, indent: int = 4) -> list[str]:
@@ -54,3 +54,37 @@ def test_a_reason_is_cut_at_a_clause_or_a_word_and_says_that_it_is(text: str, sh
 def test_things_are_counted_as_people_do() -> None:
     assert [count(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
     assert count(2, "process") == "2 processes"
+
+
+def tabled(rows: list[list[str]], *, width: int, terminal: bool = True) -> list[str] | None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    shown = table(console, ("name", ">size", "words"), rows)
+    return out.getvalue().splitlines() if shown else None
+
+
+def test_a_table_aligns_its_columns_and_wraps_the_last_one_under_itself() -> None:
+    words = "one two three four five six seven"
+    assert tabled([["a", "7", words], ["漢字", "1,000", ""]], width=40) == [
+        "name   size  words",
+        "─" * 39,
+        "a         7  one two three four five",
+        "             six seven",
+        "漢字  1,000",
+    ]
+
+
+def test_a_table_that_has_no_room_is_not_shown_at_all() -> None:
+    assert tabled([["a", "7", "x" * 30]], width=30) is None
+    assert tabled([["a", "7", "short"]], width=30) is not None, "a short last column needs little"
+
+
+def test_a_table_that_is_no_terminals_has_a_line_a_row_without_blanks_at_its_end() -> None:
+    rows = [["a", "7", "word " * 100], ["b", "8", ""]]
+    shown = tabled(rows, width=100_000, terminal=False)
+    assert shown is not None and [len(line) == len(line.rstrip()) for line in shown] == [True] * 4
+    assert shown[2].endswith("word") and shown[3] == "b        8"
+
+
+def test_what_would_move_the_cursor_is_shown_as_it_is_written() -> None:
+    assert one_line("a\nb\x1b[2J\tgrößer 漢") == "a\\nb\\x1b[2J\\tgrößer 漢"
