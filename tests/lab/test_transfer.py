@@ -58,16 +58,6 @@ def test_a_folder_goes_in_as_the_user_and_comes_out_again_byte_for_byte(specctl:
     assert json.loads((specctl.project / run_id / "run.json").read_text())["spec"]["run_id"] == run_id
 
 
-def test_many_small_files_take_one_stream_each_way(specctl: Specctl) -> None:
-    source = specctl.project / "many"
-    for folder in range(20):
-        (source / str(folder)).mkdir(parents=True)
-        for number in range(100):
-            (source / str(folder) / str(number)).write_bytes(f"{folder} {number}".encode() * 100)
-    done = specctl("push", "box", "many", "many", "--json")
-    assert done.code == 0 and done.json["files"] == 2000, done.err
-
-
 def test_no_room_and_no_permission_are_one_message_each(specctl: Specctl, lab: Lab) -> None:
     disk = f"/home/{USER}/disk"
     mount = f"mkdir -p {disk} && mount -t tmpfs -o size=4m,mode=777 none {disk}"
