@@ -28,6 +28,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "first-run.md").read_text(encoding=
 BLOCK = re.compile(r"(?:<!-- (not in the lab|file): (.*?) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NEWS = re.compile(r" *N s [·-] |waiting N of N s, ")
 """What a launch or a stop is busy with depends on the moment."""
+GPU_FILES = "for name in 0 ctl -uvm; do ln -s null /dev/nvidia$name; done"
 
 
 @dataclass
@@ -82,8 +83,12 @@ def test_a_changed_word_or_line_is_noticed_and_another_figure_is_not() -> None:
 
 @pytest.fixture
 def laptop(lab: Lab) -> Iterator[Specctl]:
-    """A laptop from which `ssh pve` works, and container 200 on that node."""
-    lab.container(200, hostname="gpu1")
+    """A laptop from which `ssh pve` works, and container 200 on that node, after the page's first part: device files of
+    a GPU are there and open. Nothing that the test runs computes on them."""
+    lab.container(200)
+    lab.inside(200, ["sh", "-c", f"echo '{GPU_FILES}; exec /usr/bin/sleep infinity' > /root/init"], check=True)
+    lab.stop(200)
+    lab.container(200, hostname="gpu1", entrypoint="/usr/bin/tini -s -- /bin/sh /root/init")
     driver = Specctl(SPECCTL_SSH_CONFIG=str(lab.ssh_config))
     del driver.environ["SPECCTL_INVENTORY"]
     programs = driver.home / "bin"
