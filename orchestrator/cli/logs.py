@@ -111,11 +111,7 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                     if item.log != log:
                         log = item.log
                         _aside(show_logs.mark(log))
-                    if json:
-                        for one in item.each():
-                            streams.write_line(as_json.text(as_json.of_line(found, one)))
-                    else:
-                        streams.write_text(item.text)
+                    streams.write_text(as_json.of_lines(found, item) if json else item.text)
                     if request.follow:
                         sys.stdout.flush()
                 elif isinstance(item, verb.Word):

@@ -95,11 +95,15 @@ def of_status(result: status.Result) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def of_line(found: logs.Logs, line: logs.Line) -> dict[str, Any]:
-    return {
-        "run_id": found.probe.run_id, "attempt": found.probe.attempt, "offset": line.offset, "line": line.line,
-        "log": line.log, "match": line.match,
-    }  # fmt: skip
+def of_lines(found: logs.Logs, lines: logs.Lines) -> str:
+    """One object a line, and a line break. There may be millions: what is the same in all of them is written once."""
+    head = text({"run_id": found.probe.run_id, "attempt": found.probe.attempt})[:-1]
+    log = json.dumps(lines.log)
+    return "".join(
+        f'{head}, "offset": {one.offset}, "line": {json.dumps(one.line)}, "log": {log}, '
+        f'"match": {"true" if one.match else "false"}}}\n'
+        for one in lines.each()
+    )
 
 
 def of_error_group(result: log_errors.Result, one: log_errors.Judged) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator import health
 from orchestrator.errors import (
@@ -57,11 +57,9 @@ class Request:
     """How long a link that was lost is looked for, by who follows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One line as it stands in a log. `offset` is its first byte in `log`; `match` is False for context."""
+class Line(NamedTuple):
+    """One line as it stands in its log. `offset` is its first byte there; `match` is False for context."""
 
-    log: str
     offset: int
     line: str
     match: bool
@@ -83,7 +81,7 @@ class Lines:
             if self.offsets is not None:
                 offset = self.offsets[index]
             assert offset is not None
-            yield Line(log=self.log, offset=offset, line=line, match=index not in context)
+            yield Line(offset, line, index not in context)
             offset += len(line.encode()) + 1
 
 
