@@ -1,14 +1,12 @@
 """The two ways to attend under a block mask: FlexAttention on CUDA, and its twin over SDPA on the CPU.
 
-The device alone chooses, once, when a replica is made: FlexAttention has no backward on the CPU, and asking whether
-something is compiling would choose wrongly in one thread while another compiles. Both evaluate the same
-`blocks.visibility`. The compiled kernels exist once per process, here; `compile_plan.py` makes sure they are warm
-before a second thread calls them.
+Both evaluate the same `blocks.visibility`. `kernels.py` chooses between them and compiles what calls them:
+FlexAttention outside a compiled function would write the whole score matrix out, so it refuses to run there.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -44,32 +42,28 @@ class DenseAttention:
 
 
 class SparseAttention:
-    """FlexAttention: skips every 128x128 tile of the mask in which nothing is seen."""
+    """FlexAttention: skips every 128x128 tile of the mask in which nothing is seen. Only inside a compiled function."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        """`compiled(name, function, **options)` compiles."""
+        from torch.nn.attention import flex_attention as torchs  # slow to import, and of no use on the CPU
+
+        def make_mask(visible: Any, rows: int, queries: int, keys: int, device: str) -> Any:
+            return torchs.create_block_mask(visible, rows, None, queries, keys, device=device)
+
+        # Inductor would build a bitonic sort for the mask's tiny index sort, one tuning of which takes minutes.
+        no_triton_sort: dict[str, Any] = {"triton.persistent_reductions": False}
+        # As written it would make the whole mask first. One mask serves all heads.
+        self._make_mask = compiled("make_mask", make_mask, options=no_triton_sort)
+        self._attend = torchs.flex_attention
 
     def mask(self, blocks: Blocks, context_length: int) -> Any:
         rows, queries = blocks.tokens_BT.shape
-        make_mask, _ = _compiled_kernels()
-        visible = visibility(blocks, context_length)
-        return make_mask(visible, rows, None, queries, context_length + queries, device=blocks.tokens_BT.device.type)
+        device = blocks.tokens_BT.device.type
+        return self._make_mask(visibility(blocks, context_length), rows, queries, context_length + queries, device)
 
     def __call__(self, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask: Any) -> Tensor:
-        _, attend = _compiled_kernels()
+        if not torch.compiler.is_dynamo_compiling():
+            raise RuntimeError("FlexAttention was called outside a compiled function: it would run as dense attention")
         grouped = query_BHTD.shape[1] != key_BGKD.shape[1]
-        return attend(query_BHTD, key_BGKD, value_BGKD, block_mask=mask, enable_gqa=grouped)
-
-
-@functools.cache
-def _compiled_kernels() -> tuple[Any, Any]:
-    """(create_block_mask, flex_attention), compiled for static shapes; one pair for all threads and devices."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    # Inductor would build a bitonic sort for the mask's tiny index sort, one tuning of which takes minutes.
-    no_triton_sort: dict[str, Any] = {"triton.persistent_reductions": False}
-    return (
-        torch.compile(create_block_mask, dynamic=False, options=no_triton_sort),
-        torch.compile(flex_attention, dynamic=False),
-    )
-
-
-def attention_for(device: torch.device) -> Attention:
-    return SparseAttention() if device.type == "cuda" else DenseAttention()
+        return self._attend(query_BHTD, key_BGKD, value_BGKD, block_mask=mask, enable_gqa=grouped)

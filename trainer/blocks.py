@@ -38,6 +38,9 @@ class Blocks:
     def rows(self, part: slice) -> Blocks:
         return Blocks(**{name: getattr(self, name)[part] for name in self.__slots__})
 
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.__slots__]
+
     @property
     def block_size(self) -> int:
         return self.tokens_BT.shape[1] // self.anchors_BN.shape[1]
@@ -45,8 +48,11 @@ class Blocks:
 
 def bring(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`. A copy to CUDA may still be going on: the device's own stream orders what reads it."""
-    # Nothing orders a copy to the CPU: whoever reads it there would be ahead of it.
-    return tensor.to(device, non_blocking=device.type == "cuda")
+    if device.type == "cpu":
+        # Nothing orders a copy to the CPU: whoever reads it there would be ahead of it.
+        return tensor.to(device)
+    # From memory that may be paged out, the copy would hold up its thread.
+    return (tensor.pin_memory() if tensor.device.type == "cpu" else tensor).to(device, non_blocking=True)
 
 
 def generator_for(*parts: int | str) -> torch.Generator:

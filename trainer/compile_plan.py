@@ -1,21 +1,33 @@
 """What compiles, when, and that nothing compiles later.
 
 Each (device, shape) that training will meet is one unit. `warm_up` runs forward *and* backward of every unit, one
-after the other, on the main thread before a worker exists, and then forbids compiling: so no thread can ever trace
-while another calls a compiled kernel, which is what kills drafters elsewhere. On the CPU nothing compiles, and the
-plan is empty.
+after the other, on the main thread before a worker exists, and then forbids compiling, in two ways that see different
+things: torch's stance refuses a call that no compiled code fits, and names the guard; the `Watch` refuses every start
+of the compiler, the lazy one of a backward in an autograd thread too. So no thread can ever trace while another calls a
+compiled kernel, which is what kills drafters elsewhere (docs/compile-race.md).
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
+from typing import Any
 
 import torch
 
 RECOMPILE_LIMIT = 64
 """Every device is a guard of its own; at torch's 8, further units would fall back to slow code without an error."""
+
+
+class SeveralForms(RuntimeError):
+    """A function has been compiled for several sets of guards; threads that call it would disturb each other."""
+
+
+class LateCompile(RuntimeError):
+    """Something would have been compiled while workers run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,37 +45,87 @@ class Unit:
 def plan(
     devices: Sequence[torch.device], *, rows: int, context_length: int, anchors: int, block_size: int
 ) -> list[Unit]:
-    """One unit per distinct CUDA device: all micro-batches of a run have one shape."""
-    names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
+    """One unit per distinct device among `devices`, those on which something compiles: all micro-batches of a run have
+    one shape."""
     return [
         Unit(device=name, rows=rows, context_length=context_length, anchors=anchors, block_size=block_size)
-        for name in names
+        for name in dict.fromkeys(str(device) for device in devices)
     ]
 
 
-def warm_up(units: Sequence[Unit], run_unit: Callable[[Unit], None], *, say: Callable[[str], None]) -> None:
-    """Run every unit once, forward and backward, then forbid compiling. Call before any worker starts."""
+class Watch:
+    """Counts every start of the compiler in this process, and, once sealed, refuses it."""
+
+    def __init__(self) -> None:
+        self.compiles = 0
+        self.sealed = False
+
+    def open(self) -> None:
+        from torch._dynamo.callback import callback_handler
+
+        self.sealed = False
+        torch.compiler.set_stance("default")
+        if self._starting not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self._starting)
+
+    def seal(self) -> None:
+        torch.compiler.set_stance("fail_on_recompile")
+        self.sealed = True
+
+    def _starting(self, what: Any = None) -> None:
+        self.compiles += 1
+        if self.sealed:
+            trigger = getattr(getattr(what, "callback_trigger", None), "name", "DYNAMO").lower()
+            name = threading.current_thread().name
+            raise LateCompile(
+                f"{name}: torch began to compile ({trigger}) after the warm-up: while other workers run, that can kill"
+                " them; a shape, a setting or a function is not in the compile plan"
+            )
+
+
+watch = Watch()
+
+
+def warm_up(units: Sequence[Unit], run_unit: Callable[[Unit], Mapping[str, CodeType]], *, say: Callable[[str], None]
+            ) -> None:  # fmt: skip
+    """Run every unit once, forward and backward, then forbid compiling. Call before any worker starts.
+
+    `run_unit` returns the code of what it has had compiled, by name."""
     if not units:
         say("phase=compile_warmup units=0 (nothing compiles on the CPU)")
         return
+    watch.open()
     for number, unit in enumerate(units, start=1):
-        started = time.monotonic()
-        run_unit(unit)
-        torch.cuda.synchronize(unit.device)
-        say(f"phase=compile_warmup unit={number}/{len(units)} {unit} seconds={time.monotonic() - started:.1f}")
-    torch.compiler.set_stance("fail_on_recompile")
+        started, before = time.monotonic(), watch.compiles
+        codes = run_unit(unit)
+        if unit.device != "cpu":
+            torch.cuda.synchronize(unit.device)
+        seconds, count = time.monotonic() - started, watch.compiles - before
+        say(f"phase=compile_warmup unit={number}/{len(units)} {unit} compiled={count} seconds={seconds:.1f}")
+        _check_forms(codes)
+    watch.seal()
 
 
-def settle_thread(device: torch.device, *, cpu_threads: int) -> None:
+def _check_forms(codes: Mapping[str, CodeType]) -> None:
+    """A search through the list of one is undisturbed by others that put what they found at its head."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    for name, code in codes.items():
+        if (count := len(_debug_get_cache_entry_list(code))) > 1:
+            raise SeveralForms(f"{name} was compiled {count} times: give each form a function of its own (kernels.py)")
+
+
+def settle_thread(device: torch.device, *, cpu_threads: int, compiles: bool) -> None:
     """Set what torch keeps per thread; first thing in every worker, and before a warm-up.
 
     Compiled code is guarded by these settings: a thread in which one differs would have to compile again, which after
     the warm-up is an error that names the guard.
     """
     torch.set_num_threads(cpu_threads)
-    if device.type != "cuda":
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not compiles:
         return
-    torch.cuda.set_device(device)
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = RECOMPILE_LIMIT

@@ -121,6 +121,8 @@ class Config(Model):
     queue_depth: Count = 2
     """Micro-batches that may wait in front of each drafter."""
     devices: Devices
+    compile_on_cpu: Literal["off", "aot_eager"] = "off"
+    """aot_eager: trace on the CPU what is compiled on CUDA, under the same rules; slower, to try those rules out."""
     cpu_threads: CpuThreads = CpuThreads()
     target: TargetConfig
     data: DataConfig

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainer.attention import Attention
 from trainer.blocks import Blocks
+from trainer.kernels import Kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,16 +149,17 @@ class Drafter(nn.Module):
                 if parameter.dim() > 1:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, attend: Attention) -> Tensor:
+    def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, kernels: Kernels) -> Tensor:
         """Hidden states of all slots [B, T, H], ready for the output head."""
         rows, context_length, _ = features_BSF.shape
         context_positions = torch.arange(context_length, device=features_BSF.device).expand(rows, -1)
         rope = self._rope(torch.cat((context_positions, blocks.positions_BT), dim=1), ends.head_VH.dtype)
-        mask = attend.mask(blocks, context_length)
+        mask = kernels.attention.mask(blocks, context_length)
         context_BSH = self.hidden_norm(self.fc(features_BSF))
         slots_BTH = F.embedding(blocks.tokens_BT, ends.embedding_VH)
-        for layer in self.layers:
-            slots_BTH = layer(slots_BTH, context_BSH, rope, attend, mask)
+        for number, layer in enumerate(self.layers):
+            run = kernels.layer if number else kernels.first_layer
+            slots_BTH = run(layer, slots_BTH, context_BSH, rope, mask)
         return self.norm(slots_BTH)
 
     def _rope(self, positions_BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

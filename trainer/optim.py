@@ -84,14 +84,14 @@ class AdamW:
             moments = {key: moment[end] for key, moment in self.moments.items()}
             self._torch.state[part] = {"step": torch.zeros((), device=part.device), **moments}
 
-    def clip(self, norm: float) -> None:
-        """Scale the gradients, whose norm is `norm`, down to `clip_norm`."""
-        if norm > self.config.clip_norm:
-            self.flat.gradients.mul_(self.config.clip_norm / norm)
-
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, *, norm: Tensor, broken: Tensor) -> None:
+        """Scale the gradients, whose norm is `norm`, down to `clip_norm`, and take a step; where `broken` is 1 leave
+        weights and moments as they are. Both are on the device, and nothing here waits for them."""
         for group in self._torch.param_groups:
             group["lr"] = lr
+        # torch's kernel divides by the one and skips everything by the other, in the pass that it makes anyway.
+        self._torch.grad_scale = (norm / self.config.clip_norm).clamp(min=1.0)
+        self._torch.found_inf = broken
         self._torch.step()
 
     def resume_at(self, steps_done: int) -> None:

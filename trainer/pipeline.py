@@ -113,4 +113,5 @@ class Crew:
         if first:
             # Open the others' doors before anything slow or fallible, such as writing to a full disk.
             self._abort()
-            self._reporter.exception(name, error)
+            # One worker may find out what went wrong in another.
+            self._reporter.exception(getattr(error, "worker", name), error)

@@ -1,23 +1,28 @@
 """One drafter on one device: its weights, its optimizer, and what it does with a micro-batch.
 
-A drafter thread owns one `Replica`; the compile plan borrows it once, before the threads start.
+A drafter thread owns one `Replica`; the compile plan borrows it once, before the threads start. On CUDA a replica works
+on a stream of its own, and nothing in a step waits for the device: a step's figures are copied to the host as it goes
+on, and read when the next one is under way.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.attention import Attention
 from trainer.blocks import Blocks, bring
 from trainer.config import Config
 from trainer.data import Cursor
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.kernels import Kernels
 from trainer.loss import block_loss
 from trainer.optim import AdamW, FlatWeights
+from trainer.replicas import weight_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,22 +44,64 @@ class MicroBatch:
     """CUDA event after which the tensors may be read."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What a step came to on one replica, on its way to the host."""
+
+    values_4: Tensor
+    """float64: loss, own gradient norm, gradient norm of all together, 1 if anything so far was not finite."""
+    hash: Tensor | None
+    done: Any
+    """CUDA event after which they are there."""
+
+    @property
+    def arrived(self) -> bool:
+        return self.done is None or bool(self.done.query())
+
+    def wait(self) -> None:
+        if self.done is not None:
+            self.done.synchronize()
+
+    @property
+    def loss(self) -> float:
+        return float(self.values_4[0])
+
+    @property
+    def own_norm(self) -> float:
+        return float(self.values_4[1])
+
+    @property
+    def norm(self) -> float:
+        return float(self.values_4[2])
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.values_4[3])
+
+
 class Replica:
     """One drafter with its optimizer on `device`, and the target's frozen ends there, which others may share.
 
     `drafter`'s parameters are views of `flat.weights` [P], their gradients of `flat.gradients` [P]; both float32.
     """
 
-    def __init__(self, shape: DrafterShape, ends: FrozenEnds, attend: Attention, config: Config, device: torch.device,
+    def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: Kernels, config: Config, device: torch.device,
                  *, initial: torch.Generator) -> None:  # fmt: skip
         self.device = device
-        self.ends, self.attend = ends, attend
+        self.ends, self.kernels = ends, kernels
         self.drafter = Drafter(shape)
         self.drafter.initialise(initial)
         self.drafter.to(device)
         self.flat = FlatWeights(self.drafter)
         self.optimizer = AdamW(self.flat, config.optimizer)
         self._chunk_rows = config.drafter.head_chunk_rows
+        self._broken = torch.zeros((), device=device)
+        """1 from the first loss or gradient on that is not finite: the weights stay as they were before it."""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """What this replica does belongs inside: its own stream, where there are streams."""
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
                tokens: int, cursor: Cursor) -> MicroBatch:  # fmt: skip
@@ -65,17 +112,37 @@ class Replica:
         weight = blocks.weights_BNk.sum().item()
         features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
         ready = None
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                ready = torch.cuda.Event()
-                ready.record()
+        if self._stream is not None:
+            ready = torch.cuda.current_stream(self.device).record_event()
+            for tensor in (features_BSF, *blocks.tensors()):
+                # Made on the target's stream: its memory must not be given away before this one has read it.
+                tensor.record_stream(self._stream)
         return MicroBatch(
             step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum, weight=weight,
             tokens=tokens, cursor=cursor, ready=ready,
         )  # fmt: skip
 
-    def loss_and_gradients(self, batch: MicroBatch) -> float:
-        """Fill the flat gradients; returns this share's part of the step's loss, which may be nan or infinite.
+    def step(self, batch: MicroBatch, *, lr: float, average: Callable[[Tensor], None] | None, hashed: bool) -> Figures:
+        """One optimizer step; `average` brings in the other replicas' gradients. A step with a loss or gradient that is
+        not finite changes nothing, and neither does any after it. `hashed`: the figures hold the new weights' hash."""
+        loss = self.loss_and_gradients(batch)
+        own_norm = norm = self.flat.gradients.norm()
+        if average is not None:
+            average(self.flat.gradients)
+            norm = self.flat.gradients.norm()
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        self._broken = torch.where(finite, self._broken, 1.0)
+        self.optimizer.step(lr, norm=norm, broken=self._broken)
+        values_4 = torch.stack([loss, own_norm, norm, self._broken]).double()
+        hash_ = weight_hash(self.flat.weights) if hashed else None
+        if self._stream is None:
+            return Figures(values_4=values_4, hash=hash_, done=None)
+        host_4 = values_4.to("cpu", non_blocking=True)
+        host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
+        return Figures(values_4=host_4, hash=host_hash, done=self._stream.record_event())
+
+    def loss_and_gradients(self, batch: MicroBatch) -> Tensor:
+        """Fill the flat gradients; returns this share's part of the step's loss, on the device.
 
         Under a forbidden recompile a batch of another shape is torch's error, naming the guard.
         """
@@ -83,16 +150,13 @@ class Replica:
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
         self.flat.gradients.zero_()
         features_BSF = batch.features_BSF.to(self.ends.head_VH.dtype)
-        slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, self.attend)
+        slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, self.kernels)
         loss = block_loss(
-            slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum, chunk_rows=self._chunk_rows
-        )
+            slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum, chunk_rows=self._chunk_rows,
+            chunk_loss=self.kernels.chunk_loss, last_chunk_loss=self.kernels.last_chunk_loss,
+        )  # fmt: skip
         loss.backward()
-        return loss.item()
-
-    def gradient_norm(self) -> float:
-        """Of all gradients together, as they are now; waits for the device."""
-        return self.flat.gradients.norm().item()
+        return loss.detach()
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own state, no copy, by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`."""

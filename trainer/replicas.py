@@ -2,22 +2,24 @@
 
 Each replica adds up its own slice of everybody's gradients, always in the order of the ranks, then fetches the slices
 that the others added up: every replica ends with the same bits, whatever the threads' timing. Losses are already
-divided by the weight of the whole step, so the sum *is* the average. A barrier that another worker's failure broke
-raises `Aborted`.
+divided by the weight of the whole step, so the sum *is* the average. On CUDA the threads only meet; their devices wait
+for each other by events, and no thread waits for a device. A barrier that another worker's failure broke raises
+`Aborted`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.pipeline import Aborted
 
-HASH_CHUNK = 1 << 20
-"""Weights whose products, 8 bytes each, exist at once."""
+HASH_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Weights whose products, 8 bytes each, exist at once: few enough for a cache, and enough to keep a GPU busy."""
 
 
 class ReplicasDiffer(RuntimeError):
@@ -34,6 +36,9 @@ class Replicas:
         self.count = count
         self._barrier = threading.Barrier(count)
         self._gradients: list[Tensor | None] = [None] * count
+        self._reached: list[list[Any]] = [[None] * count for _ in range(3)]
+        """By phase of `average` and rank: the CUDA event up to which others may rely on this replica's work. A phase
+        has its own, since a quick thread is in the next one before a slow one has looked."""
 
     def abort(self) -> None:
         """Let every replica that waits, or will, raise `Aborted`."""
@@ -47,21 +52,22 @@ class Replicas:
             raise Aborted from None
 
     def average(self, rank: int, gradients: Tensor) -> None:
-        """Make flat `gradients` [P] the sum over all replicas, in place; nobody reads it any more when this returns."""
+        """Make flat `gradients` [P] the sum over all replicas, in place; nobody reads it any more, as far as its device
+        is concerned, when this returns."""
         self._gradients[rank] = gradients
-        self._published(gradients)
+        self._published(0, rank, gradients)
         low, high = self._slice(rank, len(gradients))
         total = self._part(0, low, high, gradients.device).clone()
         for other in range(1, self.count):
             total += self._part(other, low, high, gradients.device)
         gradients[low:high] = total
-        self._published(gradients)
+        self._published(1, rank, gradients)
         for other in range(self.count):
             if other != rank:
                 low, high = self._slice(other, len(gradients))
                 gradients[low:high] = self._part(other, low, high, gradients.device)
-        # The caller clips in place next: not before everybody has fetched this replica's slice.
-        self._published(gradients)
+        # The caller changes them next: not before everybody has fetched this replica's slice.
+        self._published(2, rank, gradients)
 
     def _slice(self, rank: int, size: int) -> tuple[int, int]:
         return size * rank // self.count, size * (rank + 1) // self.count
@@ -71,30 +77,39 @@ class Replicas:
         assert gradients is not None
         return gradients[low:high].to(device)
 
-    def _published(self, gradients: Tensor) -> None:
-        if gradients.device.type == "cuda":
-            # Another thread's stream reads it next, perhaps from another device.
-            torch.cuda.current_stream(gradients.device).synchronize()
+    def _published(self, phase: int, rank: int, gradients: Tensor) -> None:
+        """What this replica's device has been told to do so far comes before what the others' are told from now on."""
+        on_cuda = gradients.device.type == "cuda"
+        if on_cuda:
+            stream = torch.cuda.current_stream(gradients.device)
+            self._reached[phase][rank] = stream.record_event()
         self.meet()
+        for event in self._reached[phase]:
+            if event is None:
+                continue
+            if on_cuda:
+                stream.wait_event(event)
+            else:
+                event.synchronize()
 
 
-def prove_equal(weights: Sequence[Tensor], *, step: int) -> None:
-    """Raises `ReplicasDiffer` unless the replicas' weights, none of which may be changing, have one hash."""
-    hashes = [weight_hash(one) for one in weights]
+def check_equal(hashes: Sequence[int], *, step: int) -> None:
+    """Raises `ReplicasDiffer` unless the replicas' weights have one hash."""
     if len(set(hashes)) > 1:
-        raise ReplicasDiffer(f"after step {step} the weights differ by replica: hashes {hashes}")
+        raise ReplicasDiffer(f"after step {step} the weights differ by replica: hashes {list(hashes)}")
 
 
-def weight_hash(weights: Tensor) -> int:
-    """The same on every device: the sum of all weights' bits times (2 * index + 1) cubed, modulo 2**64.
+def weight_hash(weights: Tensor) -> Tensor:
+    """One int64, the same on every device: the sum of all weights' bits times (2 * index + 1) cubed, modulo 2**64.
 
     Up to 2**31 weights, any one change and any swap of two are seen: such odd cubes of two indices differ by an odd
     multiple of twice the indices' difference, and that times a difference of 32 bits is no multiple of 2**64.
     """
     bits = weights.view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=weights.device)
-    for start in range(0, len(bits), HASH_CHUNK):
-        part = bits[start : start + HASH_CHUNK]
+    chunk = HASH_CHUNK[weights.device.type]
+    for start in range(0, len(bits), chunk):
+        part = bits[start : start + chunk]
         odd = 2 * torch.arange(start, start + len(part), device=weights.device) + 1
         total += (part * odd**3).sum()
-    return int(total)
+    return total

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from trainer import checkpoint
-from trainer.attention import attention_for
 from trainer.blocks import generator_for
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError
 from trainer.data import Rows
 from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.kernels import kernels_for
 from trainer.metrics import Reporter
 from trainer.replica import Replica
 from trainer.target import Target, arithmetic_dtype
@@ -39,7 +39,8 @@ def make_replicas(config: Config, target: Target, shape: DrafterShape) -> list[R
             dtype = torch.float32 if auto_on_cpu else arithmetic_dtype(config.drafter.dtype, device)
             ends[device] = target.ends.to(device, dtype)
         members.append(Replica(
-            shape, ends[device], attention_for(device), config, device, initial=generator_for(config.seed, "weights")
+            shape, ends[device], kernels_for(device, compile_on_cpu=config.compile_on_cpu), config, device,
+            initial=generator_for(config.seed, "weights"),
         ))  # fmt: skip
     return members
 

@@ -7,6 +7,7 @@ for the last layer, whose entry there has gone through the final norm. That laye
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.blocks import bring
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.inputs import LayerError, choose_layers
@@ -31,16 +33,21 @@ class Target:
         self.files = files
         """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._captured: dict[int, Tensor] = {}
         layers = _decoder_layers(model)
         for layer_id in layer_ids:
             layers[layer_id].register_forward_hook(self._hook(layer_id))
 
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """What the target does belongs inside: its own stream, where there are streams."""
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
+
     @torch.no_grad()
     def features(self, ids_BS: Tensor) -> Tensor:
         """The captured layers' outputs side by side [B, S, captured * H], in the target's type."""
         self._captured.clear()
-        self.model.base_model(input_ids=ids_BS.to(self.device), use_cache=False)
+        self.model.base_model(input_ids=bring(ids_BS, self.device), use_cache=False)
         features = torch.cat([self._captured[layer_id] for layer_id in self.layer_ids], dim=-1)
         self._captured.clear()
         return features

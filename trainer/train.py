@@ -2,8 +2,9 @@
 
 `train` loads the target and the data, resumes, warms up what compiles, and starts the workers: one target thread that
 fills a channel per drafter (`Training.target_thread`), and one drafter thread per replica. All replicas take an
-optimizer step together; between two meetings of theirs replica 0 alone logs the step, saves, and decides whether the
-run stops here.
+optimizer step together; between two meetings of theirs replica 0 alone judges and logs the step *before*, whose figures
+have reached the host by now, so that no device ever waits for a thread. Where something hangs on this very step
+(a checkpoint, the last step, a signal) it waits for this one's figures too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -26,8 +29,8 @@ from trainer.drafter import DrafterShape
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
 from trainer.pipeline import Channel, Crew
-from trainer.replica import MicroBatch
-from trainer.replicas import Replicas, prove_equal
+from trainer.replica import Figures, MicroBatch, Replica
+from trainer.replicas import Replicas, check_equal
 from trainer.setup import check_devices, check_room, find_resume, make_replicas, report_data, what_must_stay
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_target
@@ -36,7 +39,11 @@ FAILED_WORKERS_TIMEOUT_S = 8.0
 
 
 class NonFinite(ArithmeticError):
-    """A loss or gradient is nan or infinite; neither the weights nor another replica has been touched by it."""
+    """A loss or gradient of `worker` is nan or infinite; no replica's weights have been touched by it."""
+
+    def __init__(self, worker: str, message: str) -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +56,28 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one replica contributed to a step. `loss` is its part of the step's loss."""
+    """What one replica contributes to a step."""
 
-    loss: float
-    weight: float
-    tokens: int
+    batch: MicroBatch
+    figures: Figures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A step that all replicas have begun."""
+
+    number: int
+    lr: float
+    shares: list[Share]
+
+    @property
+    def arrived(self) -> bool:
+        return all(share.figures.arrived for share in self.shares)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the data goes on after it."""
+        return self.shares[0].batch.cursor
 
 
 def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Ending:
@@ -72,7 +96,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     """Everything before the first step: target, data, replicas, resume, and warming up what compiles."""
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
     check_devices(devices)
-    compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target)
+    compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target, compiles=False)
     reporter.gpu_memory_bytes = lambda: {
         str(device): torch.cuda.memory_allocated(device) for device in devices if device.type == "cuda"
     }
@@ -90,8 +114,9 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
         training.restore(found)
 
     reporter.phase("compile_warmup")
+    compiling = [member.device for member in training.members if member.kernels.compiled]
     units = compile_plan.plan(
-        devices[1:], rows=training.share, context_length=config.data.sequence_length,
+        compiling, rows=training.share, context_length=config.data.sequence_length,
         anchors=config.drafter.anchors, block_size=config.drafter.block_size,
     )  # fmt: skip
     compile_plan.warm_up(units, training.warm_up, say=reporter.say)
@@ -120,7 +145,9 @@ class Training:
         self.cursor = Cursor()
         self.last_checkpoint = "none"
         self.stopped_at: int | None = None
-        self.shares: list[Share | None] = [None] * self.count
+        self._begun: list[Share | None] = [None] * self.count
+        self._unjudged: list[Step] = []
+        """Begun, in order; at most this step and the one before."""
         self._logged_at = self._waited_target = self._waited_drafter = 0.0
 
     # --- the workers ---
@@ -147,93 +174,99 @@ class Training:
 
     def target_thread(self) -> None:
         """Run the target on each step's rows and hand every drafter its share: rows rank*share and following."""
-        compile_plan.settle_thread(self.target.device, cpu_threads=self.config.cpu_threads.target)
+        target = self.target
+        compile_plan.settle_thread(target.device, cpu_threads=self.config.cpu_threads.target, compiles=False)
         cursor = self.cursor
-        for step in range(self.steps_done + 1, self.config.steps + 1):
-            indices, cursor = self.rows.take(cursor, self.config.batch_size)
-            ids_BS, loss_mask_BS = self.rows.ids_RS[indices], self.rows.loss_mask_RS[indices]
-            blocks = self._blocks(ids_BS, loss_mask_BS, step=step)
-            weight_sum = blocks.weights_BNk.sum().item()
-            for rank, (member, channel) in enumerate(zip(self.members, self.channels, strict=True)):
-                part = slice(rank * self.share, (rank + 1) * self.share)
-                batch = member.accept(
-                    step=step, rows=indices[part].tolist(), features_BSF=self.target.features(ids_BS[part]),
-                    blocks=blocks.rows(part), weight_sum=weight_sum,
-                    tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
-                )  # fmt: skip
-                self.target_throughput.add([batch.tokens], now=time.monotonic())
-                channel.put(batch)
+        with target.stream():
+            for step in range(self.steps_done + 1, self.config.steps + 1):
+                indices, cursor = self.rows.take(cursor, self.config.batch_size)
+                ids_BS, loss_mask_BS = self.rows.ids_RS[indices], self.rows.loss_mask_RS[indices]
+                blocks = self._blocks(ids_BS, loss_mask_BS, step=step)
+                weight_sum = blocks.weights_BNk.sum().item()
+                for rank, (member, channel) in enumerate(zip(self.members, self.channels, strict=True)):
+                    part = slice(rank * self.share, (rank + 1) * self.share)
+                    batch = member.accept(
+                        step=step, rows=indices[part].tolist(), features_BSF=target.features(ids_BS[part]),
+                        blocks=blocks.rows(part), weight_sum=weight_sum,
+                        tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
+                    )  # fmt: skip
+                    self.target_throughput.add([batch.tokens], now=time.monotonic())
+                    channel.put(batch)
 
     def drafter_thread(self, rank: int) -> None:
         """Train replica `rank`, a step at a time, together with the others."""
-        member, channel = self.members[rank], self.channels[rank]
-        compile_plan.settle_thread(member.device, cpu_threads=self.config.cpu_threads.drafter)
-        for step in range(self.steps_done + 1, self.config.steps + 1):
-            batch = channel.get()
-            assert batch.step == step, f"drafter-{rank} got the batch of step {batch.step} at step {step}"
-            loss = member.loss_and_gradients(batch)
-            grad_norm = member.gradient_norm()
-            self._check_finite(f"drafter-{rank}", batch, loss, grad_norm)
-            if self.count > 1:
-                self.replicas.average(rank, member.flat.gradients)
-                grad_norm = member.gradient_norm()
-                self._check_finite("all drafters together", batch, loss, grad_norm)
-            member.optimizer.clip(grad_norm)
-            lr = learning_rate(step, config=self.config.optimizer, steps=self.config.steps)
-            member.optimizer.step(lr)
+        config, member, channel = self.config, self.members[rank], self.channels[rank]
+        self._settle(member)
+        average = functools.partial(self.replicas.average, rank) if self.count > 1 else None
+        with member.stream():
+            for step in range(self.steps_done + 1, config.steps + 1):
+                batch = channel.get()
+                assert batch.step == step, f"drafter-{rank} got the batch of step {batch.step} at step {step}"
+                lr = learning_rate(step, config=config.optimizer, steps=config.steps)
+                hashed = step % config.replica_check_every == 0 or self._saves_at(step)
+                figures = member.step(batch, lr=lr, average=average, hashed=hashed)
 
-            self.shares[rank] = Share(loss=loss, weight=batch.weight / batch.weight_sum, tokens=batch.tokens)
-            self.replicas.meet()
-            if rank == 0:
-                self._finish_step(batch, lr=lr, grad_norm=grad_norm)
-            self.replicas.meet()
-            if self.stopped_at == step:
-                return
+                self._begun[rank] = Share(batch=batch, figures=figures)
+                self.replicas.meet()
+                if rank == 0:
+                    self._between_steps(step, lr)
+                self.replicas.meet()
+                if self.stopped_at == step:
+                    return
 
     # --- between two steps ---
 
-    def _finish_step(self, batch: MicroBatch, *, lr: float, grad_norm: float) -> None:
-        """Replica 0, while the others wait: prove the replicas equal, count, log, save, stop."""
-        step = batch.step
-        last = step == self.config.steps
-        stopping = self.stop.requested and not last
-        saving = step % self.config.checkpoint_every == 0 or last or stopping
-        if saving or step % self.config.replica_check_every == 0:
-            prove_equal([member.flat.weights for member in self.members], step=step)
-        self.steps_done, self.cursor = step, batch.cursor
-        shares = [share for share in self.shares if share is not None]
-        self.throughput.add([share.tokens for share in shares], now=time.monotonic())
-        if step % self.config.log_every == 0 or last or stopping:
-            self._log(step, shares, lr=lr, grad_norm=grad_norm)
-        self.reporter.advanced(step)
+    def _between_steps(self, step: int, lr: float) -> None:
+        """Replica 0, while the other threads wait and the devices work: judge the step before, or this one too if
+        something hangs on it; then save and stop if it is time."""
+        self._unjudged.append(Step(number=step, lr=lr, shares=[share for share in self._begun if share is not None]))
+        stopping = self.stop.requested and step < self.config.steps
         if stopping:
             self.reporter.phase("stopping")
+        saving = stopping or self._saves_at(step)
+        while self._unjudged and (saving or len(self._unjudged) > 1 or self._unjudged[0].arrived):
+            self._judge(self._unjudged.pop(0), log=saving)
         if saving:
             self._save()
         if stopping:
             self.stopped_at = step
 
-    def _log(self, step: int, shares: list[Share], *, lr: float, grad_norm: float) -> None:
+    def _saves_at(self, step: int) -> bool:
+        return step % self.config.checkpoint_every == 0 or step == self.config.steps
+
+    def _judge(self, step: Step, *, log: bool) -> None:
+        """Wait for a step's figures; see that they are finite and the replicas equal; count it and log it."""
+        for share in step.shares:
+            share.figures.wait()
+        self._check_finite(step)
+        hashes = [int(share.figures.hash) for share in step.shares if share.figures.hash is not None]
+        check_equal(hashes, step=step.number)
+        self.steps_done, self.cursor = step.number, step.cursor
+        self.throughput.add([share.batch.tokens for share in step.shares], now=time.monotonic())
+        if log or step.number % self.config.log_every == 0:
+            self._log(step)
+        self.reporter.advanced(step.number)
+
+    def _log(self, step: Step) -> None:
         now = time.monotonic()
         since_s = max(now - self._logged_at, 1e-9)
         waited_target = sum(channel.get_wait_s for channel in self.channels)
         waited_drafter = sum(channel.put_wait_s for channel in self.channels)
         rates = self.throughput.tok_s()
         self.reporter.step(RunStep(
-            step=step,
-            loss=sum(share.loss for share in shares),
+            step=step.number,
+            loss=sum(share.figures.loss for share in step.shares),
             tok_s=sum(rates),
-            lr=lr,
-            grad_norm=grad_norm,
+            lr=step.lr,
+            grad_norm=step.shares[0].figures.norm,
             queued=sum(len(channel) for channel in self.channels),
             queue_size=sum(channel.size for channel in self.channels),
             wait_target=min((waited_target - self._waited_target) / since_s / self.count, 1.0),
             wait_drafter=min((waited_drafter - self._waited_drafter) / since_s, 1.0),
             workers=[
                 WorkerStep(name="target-0", tok_s=sum(self.target_throughput.tok_s())),
-                # A replica whose blocks all were padding contributed nothing; its own mean would be 0/0.
-                *(WorkerStep(name=f"drafter-{rank}", loss=share.loss / max(share.weight, 1e-12), tok_s=rate)
-                  for rank, (share, rate) in enumerate(zip(shares, rates, strict=True))),
+                *(WorkerStep(name=f"drafter-{rank}", loss=_own_mean(share), tok_s=rate)
+                  for rank, (share, rate) in enumerate(zip(step.shares, rates, strict=True))),
             ],
         ))  # fmt: skip
         self._logged_at, self._waited_target, self._waited_drafter = now, waited_target, waited_drafter
@@ -259,13 +292,23 @@ class Training:
         self.reporter.checkpointing(False)
         self.reporter.phase("train")
 
-    def _check_finite(self, worker: str, batch: MicroBatch, loss: float, grad_norm: float) -> None:
-        """Before the optimizer, and before another replica reads the gradients."""
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFinite(
-                f"{worker}: loss {loss}, gradient norm {grad_norm} at step {batch.step} (data rows {batch.rows});"
-                f" stopped before the optimizer step; last good checkpoint: {self.last_checkpoint}"
-            )
+    def _check_finite(self, step: Step) -> None:
+        """A replica of its own before all together: its gradients have reached the others' by now, no weights have."""
+        together = step.shares[0].figures.norm
+        for rank, share in enumerate(step.shares):
+            loss, norm, rows = share.figures.loss, share.figures.own_norm, share.batch.rows
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self._refuse(f"drafter-{rank}", f"loss {loss}, gradient norm {norm}", step, rows)
+        if not math.isfinite(together):
+            rows = [row for share in step.shares for row in share.batch.rows]
+            self._refuse("drafter-0", f"all drafters together: gradient norm {together}", step, rows)
+
+    def _refuse(self, worker: str, what: str, step: Step, rows: list[int]) -> None:
+        raise NonFinite(
+            worker,
+            f"{worker}: {what} at step {step.number} (data rows {rows}); no weights have changed since step"
+            f" {step.number - 1}; last good checkpoint: {self.last_checkpoint}",
+        )
 
     # --- around the run ---
 
@@ -279,16 +322,24 @@ class Training:
         self.reporter.say(f"resume from step-{found.step} epoch={self.cursor.epoch} row={self.cursor.position}")
         self.reporter.event("resume", step=found.step, path=self.last_checkpoint)
 
-    def warm_up(self, unit: compile_plan.Unit) -> None:
+    def warm_up(self, unit: compile_plan.Unit) -> Mapping[str, CodeType]:
         """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
         member = next(member for member in self.members if str(member.device) == unit.device)
-        compile_plan.settle_thread(member.device, cpu_threads=self.config.cpu_threads.drafter)
+        self._settle(member)
         ids_BS, loss_mask_BS = self.rows.ids_RS[: self.share], self.rows.loss_mask_RS[: self.share]
-        features_BSF = self.target.features(ids_BS)
-        member.loss_and_gradients(member.accept(
-            step=0, rows=[], features_BSF=features_BSF, blocks=self._blocks(ids_BS, loss_mask_BS, step=0),
-            weight_sum=1.0, tokens=0, cursor=self.cursor,
-        ))  # fmt: skip
+        with self.target.stream():
+            batch = member.accept(
+                step=0, rows=[], features_BSF=self.target.features(ids_BS),
+                blocks=self._blocks(ids_BS, loss_mask_BS, step=0), weight_sum=1.0, tokens=0, cursor=self.cursor,
+            )  # fmt: skip
+        with member.stream():
+            member.loss_and_gradients(batch)
+        return member.kernels.compiled
+
+    def _settle(self, member: Replica) -> None:
+        compile_plan.settle_thread(
+            member.device, cpu_threads=self.config.cpu_threads.drafter, compiles=bool(member.kernels.compiled)
+        )
 
     def _blocks(self, ids_BS: Tensor, loss_mask_BS: Tensor, *, step: int) -> Blocks:
         """The blocks of a step's rows. A row's anchors depend on (seed, step, row), not on how rows are shared out."""
@@ -310,3 +361,9 @@ class Training:
     def _close_channels(self) -> None:
         for channel in self.channels:
             channel.close()
+
+
+def _own_mean(share: Share) -> float:
+    """A replica's own mean loss; one whose blocks all were padding contributed nothing, and its mean would be 0/0."""
+    weight = share.batch.weight / share.batch.weight_sum
+    return share.figures.loss / max(weight, 1e-12)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
-from trainer.attention import Attention, DenseAttention, SparseAttention
+from trainer.attention import DenseAttention
 from trainer.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.kernels import Kernels, kernels_for, plain
 from trainer.loss import block_loss
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -57,7 +58,7 @@ def some_blocks() -> Blocks:
     return lay_out(ids_BS, mask_BS, anchors_BN, valid_BN, block_size=SIZE, mask_token_id=3, gamma=4.0).to(CUDA)
 
 
-def slots_and_gradients(attend: Attention, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+def slots_and_gradients(kernels: Kernels, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
     drafter = Drafter(SHAPE)
     drafter.initialise(generator_for("weights"))
     drafter.to(CUDA)
@@ -65,8 +66,11 @@ def slots_and_gradients(attend: Attention, dtype: torch.dtype) -> tuple[Tensor, 
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
     features = torch.randn(ROWS, LENGTH, 3072, generator=generator_for("features")).to(CUDA, dtype)
     blocks = some_blocks()
-    slots = drafter(features, blocks, ends, attend)
-    block_loss(slots, blocks, table, weight_sum=100.0, chunk_rows=100).backward()
+    slots = drafter(features, blocks, ends, kernels)
+    block_loss(
+        slots, blocks, table, weight_sum=100.0, chunk_rows=100, chunk_loss=kernels.chunk_loss,
+        last_chunk_loss=kernels.last_chunk_loss,
+    ).backward()  # fmt: skip
     gradients = {name: p.grad.float() for name, p in drafter.named_parameters() if p.grad is not None}
     return slots.detach().float(), gradients
 
@@ -76,9 +80,9 @@ def relative(one: Tensor, other: Tensor) -> float:
 
 
 def test_flex_attention_agrees_with_its_twin_forward_and_backward() -> None:
-    exact, exact_gradients = slots_and_gradients(DenseAttention(), torch.float32)
+    exact, exact_gradients = slots_and_gradients(plain(DenseAttention()), torch.float32)
     for dtype, forward, backward in ((torch.float32, 1e-4, 1e-3), (torch.bfloat16, 2e-2, 5e-2)):
-        slots, gradients = slots_and_gradients(SparseAttention(), dtype)
+        slots, gradients = slots_and_gradients(kernels_for(CUDA), dtype)
         worst = max(relative(gradients[name], gradient) for name, gradient in exact_gradients.items())
         print(f"flex vs dense float32 in {dtype}: forward {relative(slots, exact):.2e}, worst gradient {worst:.2e}")
         assert gradients.keys() == exact_gradients.keys()

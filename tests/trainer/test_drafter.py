@@ -17,6 +17,7 @@ from trainer.blocks import generator_for, lay_out
 from trainer.config import Config, ConfigError, TargetConfig
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.inputs import LayerError, choose_layers
+from trainer.kernels import plain
 from trainer.target import Target, drafter_shape, load_target
 
 SHAPE = DrafterShape(
@@ -74,7 +75,7 @@ def test_one_layer_equals_a_plain_loop_over_queries_and_keys(drafter: Drafter, e
     only = Drafter(DrafterShape(**{**{name: getattr(SHAPE, name) for name in SHAPE.__slots__}, "layers": 1}))
     only.load_state_dict({name: tensor for name, tensor in drafter.state_dict().items() if "layers.1." not in name})
     with torch.no_grad():
-        got = only(features, blocks, ends, DenseAttention())[0]
+        got = only(features, blocks, ends, plain(DenseAttention()))[0]
         expected = reference(only.state_dict(), features[0], blocks, ends, anchors)
     assert torch.allclose(got, expected, atol=1e-4), (got - expected).abs().max()
 
@@ -128,7 +129,7 @@ def test_a_block_depends_on_every_feature_before_its_anchor_and_on_none_from_it_
     ids_BS = torch.randint(4, 400, (1, LENGTH), generator=generator_for(1))
     features = torch.randn(1, LENGTH, 192, generator=generator_for(2)).requires_grad_()
     anchors = [1, 6, 7, 20]
-    slots = drafter(features, some_blocks(ids_BS, anchors), ends, DenseAttention())
+    slots = drafter(features, some_blocks(ids_BS, anchors), ends, plain(DenseAttention()))
     for block, anchor in enumerate(anchors):
         part = slots[0, block * SIZE : (block + 1) * SIZE].square().sum()
         (gradient,) = torch.autograd.grad(part, features, retain_graph=True)
@@ -144,7 +145,8 @@ def test_changing_text_after_an_anchor_changes_no_logit_of_its_block(drafter: Dr
 
     def logits(ids: Tensor) -> Tensor:
         with torch.no_grad():
-            return drafter(target.features(ids), some_blocks(ids, anchors), cpu, DenseAttention()) @ cpu.head_VH.T
+            kernels = plain(DenseAttention())
+            return drafter(target.features(ids), some_blocks(ids, anchors), cpu, kernels) @ cpu.head_VH.T
 
     before = logits(ids_BS)
     for block, anchor in enumerate(anchors):

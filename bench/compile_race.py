@@ -1,0 +1,130 @@
+"""Do threads that share compiled functions kill each other? Fresh starts of several drafters, with and without a plan.
+
+    python -m bench.compile_race [--starts 200] [--naive 20] [--threads 3] [--steps 5] [--delay-ms 1] [--seconds 300]
+
+A start forgets everything that was compiled, and lets each thread train its own replica for some steps. With the plan,
+one thread has been through a step before the others exist, and then compiling is forbidden; naive is the same without
+that. Every node that the tracer makes costs `delay-ms`, so that what can happen does. Prints a line for each mode: how
+many starts there were, how many lost a thread, how often the compiler began after the warm-up, and what was raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.fx.proxy import TracerBase
+
+from bench.trainer import config_for, make_batch
+from trainer import compile_plan
+from trainer.blocks import generator_for
+from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.kernels import kernels_for
+from trainer.pipeline import Aborted
+from trainer.replica import Replica
+from trainer.replicas import Replicas
+
+LENGTH = 256
+SIZES: dict[str, Any] = {
+    "shape": DrafterShape(hidden=256, captured=2, layers=3, heads=4, kv_heads=2, head_dim=64, intermediate=512,
+                          rms_norm_eps=1e-6, rope_theta=1e6),
+    "vocabulary": 1024, "anchors": 32, "block_size": 8,
+}  # fmt: skip
+
+
+def start(device: torch.device, *, planned: bool, threads: int, steps: int) -> tuple[list[str], int]:
+    """What the threads raised, and how often the compiler began after the warm-up."""
+    compile_plan.watch.open()
+    torch._dynamo.reset()
+    compile_plan.watch.open()
+    kernels_for.cache_clear()
+    config = config_for(SIZES, LENGTH, device, threads)
+    table = (torch.randn(SIZES["vocabulary"], SIZES["shape"].hidden) * 0.02).to(device, torch.bfloat16)
+    ends = FrozenEnds(embedding_VH=table, head_VH=table)
+    kernels = kernels_for(device, compile_on_cpu="aot_eager")
+    members = [
+        Replica(SIZES["shape"], ends, kernels, config, device, initial=generator_for("weights")) for _ in range(threads)
+    ]
+    batches = [make_batch(member, SIZES, LENGTH, rank) for rank, member in enumerate(members)]
+    replicas, gate = Replicas(threads), threading.Barrier(threads)
+    raised: list[str] = []
+
+    def settle() -> None:
+        compile_plan.settle_thread(device, cpu_threads=1, compiles=True)
+
+    def one_step(_unit: compile_plan.Unit) -> dict[str, Any]:
+        settle()
+        with members[0].stream():
+            members[0].loss_and_gradients(batches[0])
+        return kernels.compiled
+
+    if planned:
+        units = compile_plan.plan([device], rows=1, context_length=LENGTH, anchors=SIZES["anchors"],
+                                  block_size=SIZES["block_size"])  # fmt: skip
+        compile_plan.warm_up(units, one_step, say=lambda _: None)
+    compiles = compile_plan.watch.compiles
+
+    def work(rank: int) -> None:
+        try:
+            settle()
+            gate.wait()
+            with members[rank].stream():
+                for _ in range(steps):
+                    average = functools.partial(replicas.average, rank)
+                    members[rank].step(batches[rank], lr=1e-4, average=average, hashed=False)
+        except Aborted:
+            pass
+        except Exception as error:
+            raised.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}")
+            replicas.abort()
+
+    workers = [threading.Thread(target=work, args=(rank,), name=f"drafter-{rank}") for rank in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return raised, compile_plan.watch.compiles - compiles
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--starts", type=int, default=200)
+    parser.add_argument("--naive", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--delay-ms", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=300.0, help="stop beginning new starts of a mode after this")
+    arguments = parser.parse_args()
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    create_node = TracerBase.create_node
+
+    def slowly(*positional: Any, **named: Any) -> Any:
+        time.sleep(arguments.delay_ms / 1000)
+        return create_node(*positional, **named)
+
+    TracerBase.create_node = slowly  # type: ignore[method-assign]
+    for mode, wanted in (("naive", arguments.naive), ("plan", arguments.starts)):
+        begun = time.monotonic()
+        starts = lost = late = 0
+        errors: collections.Counter[str] = collections.Counter()
+        while starts < wanted and time.monotonic() - begun < arguments.seconds:
+            raised, compiled = start(
+                device, planned=mode == "plan", threads=arguments.threads, steps=arguments.steps
+            )
+            starts, lost, late = starts + 1, lost + bool(raised), late + compiled
+            errors.update(raised)
+        print(json.dumps({
+            "mode": mode, "device": str(device), "torch": torch.__version__, "threads": arguments.threads,
+            "starts": starts, "starts_that_lost_a_thread": lost, "compiles_after_warm_up": late,
+            "seconds": round(time.monotonic() - begun, 1), "errors": dict(errors),
+        }), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

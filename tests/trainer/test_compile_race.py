@@ -1,0 +1,141 @@
+"""The compile race that killed the drafters this project was born from: what it is, and why the plan leaves it no room.
+
+On the CPU the compiled functions are traced (`aot_eager`) and not turned into code: the race is one of the tracer's, so
+it is the same one. tests/trainer/test_cuda.py has it on a GPU, with FlexAttention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Tracer
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from trainer import compile_plan, kernels
+from trainer.compile_plan import LateCompile
+from trainer.replica import MicroBatch, Replica
+
+Train = Callable[..., Any]
+THREADS = 3
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """A compiler that has compiled nothing."""
+
+    def forget() -> None:
+        compile_plan.watch.open()
+        torch._dynamo.reset()
+        kernels.kernels_for.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def traced(settings: dict[str, Any]) -> dict[str, Any]:
+    settings["devices"]["drafter"] = ["cpu"] * THREADS
+    return {**settings, "batch_size": 2 * THREADS, "compile_on_cpu": "aot_eager", "steps": 4}
+
+
+def in_thread(name: str, work: Callable[[], Any]) -> BaseException | None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+def test_a_thread_that_traces_kills_one_that_only_calls_what_has_long_been_compiled() -> None:
+    """What the plan is for. Later versions of torch keep the tracer's flag by thread."""
+    double = torch.compile(lambda x: torch.sin(x) * 2, backend="aot_eager", dynamic=False)
+    double(torch.ones(3))
+    tracing, called = threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        tracing.set()
+        called.wait()
+        return x.sin()
+
+    tracer = threading.Thread(target=lambda: make_fx(slow)(torch.ones(3)))
+    tracer.start()
+    tracing.wait()
+    error = in_thread("drafter-0", lambda: double(torch.ones(3)))
+    called.set()
+    tracer.join()
+    by_thread = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 14)
+    assert by_thread == (error is None)
+    assert by_thread or "using FX to symbolically trace a dynamo-optimized function" in str(error)
+
+
+def test_after_the_warm_up_no_thread_traces_or_compiles_however_often_a_run_starts(
+    train: Train, traced: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces: list[str] = []
+    trace = Tracer.trace
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        traces.append(threading.current_thread().name)
+        return trace(*arguments, **options)
+
+    monkeypatch.setattr(Tracer, "trace", noted)
+    for attempt in range(3):
+        torch._dynamo.reset()
+        kernels.kernels_for.cache_clear()
+        before = compile_plan.watch.compiles
+        training = train({**traced, "output_dir": f"{traced['output_dir']}-{attempt}"})
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "compile_warmup unit=1/1" in line]
+        assert compile_plan.watch.compiles > before
+        assert f" compiled={compile_plan.watch.compiles - before} " in line
+        assert training.members[0].kernels.compiled
+    assert set(traces) == {"MainThread"}
+
+
+def test_what_is_traced_trains_like_what_is_run_as_written(train: Train, traced: dict[str, Any]) -> None:
+    weights = []
+    for mode in ("off", "aot_eager"):
+        training = train({**traced, "compile_on_cpu": mode, "output_dir": f"{traced['output_dir']}-{mode}"})
+        weights.append(training.members[0].flat.weights)
+    assert (weights[0] - weights[1]).abs().max() < 1e-3
+
+
+def test_a_shape_that_was_not_warmed_is_refused_in_the_worker_that_met_it(
+    train: Train, traced: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = Replica.loss_and_gradients
+
+    def shorter(self: Replica, batch: MicroBatch) -> torch.Tensor:
+        if batch.step == 2 and threading.current_thread().name == "drafter-1":
+            batch = dataclasses.replace(batch, features_BSF=batch.features_BSF[:, :-8])
+        return original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", shorter)
+    train(traced, expect=1)
+    said = capsys.readouterr().err
+    assert "Exception in thread drafter-1" in said and "fail_on_recompile" in said and "size mismatch" in said
+
+
+def test_a_backward_that_was_not_warmed_is_refused_although_its_forward_was() -> None:
+    double = torch.compile(lambda x: torch.sin(x) * 2, backend="inductor", dynamic=False)
+    (unit,) = compile_plan.plan([torch.device("cpu")], rows=1, context_length=1, anchors=1, block_size=2)
+
+    def forward_only(_unit: compile_plan.Unit) -> None:
+        double(torch.ones(3, requires_grad=True))
+
+    compile_plan.warm_up([unit], forward_only, say=lambda _: None)
+    error = in_thread("drafter-7", lambda: double(torch.ones(3, requires_grad=True)).sum().backward())
+    assert isinstance(error, LateCompile)
+    assert str(error).startswith("drafter-7: torch began to compile (lazy_backward) after the warm-up")

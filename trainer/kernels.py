@@ -1,0 +1,95 @@
+"""The hot functions of a step, and which of them are compiled: the drafter's layers, the block mask, the head's loss.
+
+The device alone chooses, once, when a replica is made; asking whether something is compiling would choose wrongly in
+one thread while another compiles. On CUDA whole layers are compiled, with FlexAttention inside. On the CPU everything
+runs as it is written, over FlexAttention's twin, since FlexAttention has no backward there; `aot_eager` traces it all
+the same, as on a GPU but without generating code, so that the rules of the compile plan can be broken, and tested, on
+any machine.
+
+Threads share compiled functions: a layer's weights are inputs of its compiled form, so one serves all layers of all
+replicas on a device. But no function is ever compiled *twice*. torch keeps the compiled forms of a function in a list
+that a call searches while others reorder it, and a call that is passed by in that shuffle finds nothing that fits
+(docs/compile-race.md). So whatever would be another form (another device, the first layer, whose input needs no
+gradient, a shorter last chunk) is a function of its own here, and `compile_plan.py` checks that each has one form.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.attention import Attention, DenseAttention, SparseAttention
+from trainer.loss import weighted_cross_entropy
+
+Rope = tuple[Tensor, Tensor]
+RunLayer = Callable[[Any, Tensor, Tensor, Rope, Any], Tensor]
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    attention: Attention
+    first_layer: RunLayer
+    """(layer, slots [B, T, H], context [B, S, H], rope, mask) -> slots; the slots need no gradient."""
+    layer: RunLayer
+    """The same for the layers after it."""
+    chunk_loss: ChunkLoss
+    """`loss.weighted_cross_entropy`."""
+    last_chunk_loss: ChunkLoss
+    """The same for fewer rows."""
+    compiled: dict[str, types.CodeType] = field(default_factory=dict)
+    """The code of what torch.compile was given, by a name for people; empty where nothing is compiled."""
+
+
+@functools.cache
+def kernels_for(device: torch.device, *, compile_on_cpu: str = "off") -> Kernels:
+    """One set a device and process. `compile_on_cpu` is off or aot_eager; on CUDA everything is compiled, whatever it
+    says."""
+    if device.type == "cuda":
+        return _compiled(device, "inductor")
+    return plain(DenseAttention()) if compile_on_cpu == "off" else _compiled(device, compile_on_cpu)
+
+
+def plain(attention: Attention) -> Kernels:
+    """Nothing compiled."""
+
+    def layer(module: Any, slots_BTH: Tensor, context_BSH: Tensor, rope: Rope, mask: Any) -> Tensor:
+        result: Tensor = module(slots_BTH, context_BSH, rope, attention, mask)
+        return result
+
+    loss = weighted_cross_entropy
+    return Kernels(attention=attention, first_layer=layer, layer=layer, chunk_loss=loss, last_chunk_loss=loss)
+
+
+def _compiled(device: torch.device, backend: str) -> Kernels:
+    codes: dict[str, types.CodeType] = {}
+
+    def compiled(name: str, function: Any, **options: Any) -> Any:
+        own = _copy(function, name)
+        codes[f"{name} on {device}"] = own.__code__
+        return torch.compile(own, dynamic=False, fullgraph=True, backend=backend, **options)
+
+    attention: Attention = SparseAttention(compiled) if backend == "inductor" else DenseAttention()
+    as_written = plain(attention)
+    return Kernels(
+        attention=attention,
+        first_layer=compiled("first_layer", as_written.layer),
+        layer=compiled("layer", as_written.layer),
+        chunk_loss=compiled("chunk_loss", weighted_cross_entropy),
+        last_chunk_loss=compiled("last_chunk_loss", weighted_cross_entropy),
+        compiled=codes,
+    )
+
+
+def _copy(function: types.FunctionType, name: str) -> types.FunctionType:
+    """The same function with a code object of its own, by which torch keeps what it has compiled."""
+    code = function.__code__.replace(co_name=name)
+    copy = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
