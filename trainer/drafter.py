@@ -49,7 +49,7 @@ class FrozenEnds:
 
 
 class Linear(nn.Linear):
-    """Without bias; float32 weights are cast to the input's type, so that the optimizer keeps full precision."""
+    """Without bias; computes in the input's type, whatever the weights' is."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)

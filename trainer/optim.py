@@ -1,7 +1,9 @@
 """AdamW over flat float32 weights, and the learning rate as a pure function of the step.
 
-A replica's weights and gradients are two flat buffers, of which the parameters are views: averaging, clipping, the
-optimizer and the proof of equality each touch one tensor. Matrices come first and decay; norms follow and do not.
+A replica's weights and gradients are two flat float32 buffers: averaging, clipping, the optimizer and the proof of
+equality each touch one tensor. What the module computes with is a third, in the type of its arithmetic, of which its
+parameters are views; it is the first one itself where that type is float32. Matrices come first and decay; norms follow
+and do not.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ class Place:
 
 
 class FlatWeights:
-    """Moves a module's parameters into one buffer, and their gradients into another."""
+    """Moves a module's parameters, which are float32, into flat buffers."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         named = sorted(module.named_parameters(), key=lambda item: item[1].dim() < 2)
         self.places: list[Place] = []
         size = decaying = 0
@@ -58,10 +60,25 @@ class FlatWeights:
         self.weights = torch.zeros(size, device=device)
         self.gradients = torch.zeros(size, device=device)
         self.decaying = decaying
-        for place, (_, parameter) in zip(self.places, named, strict=True):
+        self._parameters = [parameter for _, parameter in named]
+        self._gradient_of = [place.of(self.gradients) for place in self.places]
+        for place, parameter in zip(self.places, self._parameters, strict=True):
             place.of(self.weights).copy_(parameter.data)
-            parameter.data = place.of(self.weights)
-            parameter.grad = place.of(self.gradients)
+        self._working = self.weights if dtype == torch.float32 else self.weights.to(dtype)
+        for place, parameter in zip(self.places, self._parameters, strict=True):
+            parameter.data = place.of(self._working)
+
+    def collect(self) -> None:
+        """Take the gradients that a backward left at the parameters, instead of the ones before."""
+        # Each backward makes fresh ones: cheaper than to clear a buffer and have them added to it.
+        torch._foreach_copy_(self._gradient_of, [parameter.grad for parameter in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def spread(self) -> None:
+        """Let the parameters be what `weights` holds now."""
+        if self._working is not self.weights:
+            self._working.copy_(self.weights)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` (weights, or anything laid out like them) by parameter name."""
@@ -93,6 +110,7 @@ class AdamW:
         self._torch.grad_scale = (norm / self.config.clip_norm).clamp(min=1.0)
         self._torch.found_inf = broken
         self._torch.step()
+        self.flat.spread()
 
     def resume_at(self, steps_done: int) -> None:
         """Go on as after `steps_done` steps, with whatever `moments` hold."""

@@ -82,7 +82,7 @@ class Figures:
 class Replica:
     """One drafter with its optimizer on `device`, and the target's frozen ends there, which others may share.
 
-    `drafter`'s parameters are views of `flat.weights` [P], their gradients of `flat.gradients` [P]; both float32.
+    `flat.weights` and `flat.gradients` [P] are its weights and gradients in float32; see `optim.FlatWeights`.
     """
 
     def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: Kernels, config: Config, device: torch.device,
@@ -92,7 +92,7 @@ class Replica:
         self.drafter = Drafter(shape)
         self.drafter.initialise(initial)
         self.drafter.to(device)
-        self.flat = FlatWeights(self.drafter)
+        self.flat = FlatWeights(self.drafter, ends.head_VH.dtype)
         self.optimizer = AdamW(self.flat, config.optimizer)
         self._chunk_rows = config.drafter.head_chunk_rows
         self._broken = torch.zeros((), device=device)
@@ -148,7 +148,6 @@ class Replica:
         """
         if batch.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
-        self.flat.gradients.zero_()
         features_BSF = batch.features_BSF.to(self.ends.head_VH.dtype)
         slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, self.kernels)
         loss = block_loss(
@@ -156,6 +155,7 @@ class Replica:
             chunk_loss=self.kernels.chunk_loss, last_chunk_loss=self.kernels.last_chunk_loss,
         )  # fmt: skip
         loss.backward()
+        self.flat.collect()
         return loss.detach()
 
     def moments(self) -> dict[str, Tensor]:
@@ -168,7 +168,8 @@ class Replica:
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], *, steps_done: int) -> None:
         """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`."""
-        self.drafter.load_state_dict(weights)
-        for name, moment in self.moments().items():
-            moment.copy_(moments[name])
+        found = {**weights, **moments}
+        for name, tensor in {**self.flat.named(self.flat.weights), **self.moments()}.items():
+            tensor.copy_(found[name].view_as(tensor))
+        self.flat.spread()
         self.optimizer.resume_at(steps_done)
