@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.fx import Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from trainer import compile_plan, kernels
-from trainer.compile_plan import LateCompile
+from trainer.compile_plan import LateCompile, SeveralForms
 from trainer.replica import MicroBatch, Replica
 
 Train = Callable[..., Any]
@@ -132,10 +133,34 @@ def test_a_backward_that_was_not_warmed_is_refused_although_its_forward_was() ->
     double = torch.compile(lambda x: torch.sin(x) * 2, backend="inductor", dynamic=False)
     (unit,) = compile_plan.plan([torch.device("cpu")], rows=1, context_length=1, anchors=1, block_size=2)
 
-    def forward_only(_unit: compile_plan.Unit) -> None:
+    def forward_only(_unit: compile_plan.Unit) -> dict[str, CodeType]:
         double(torch.ones(3, requires_grad=True))
+        return {}
 
     compile_plan.warm_up([unit], forward_only, say=lambda _: None)
     error = in_thread("drafter-7", lambda: double(torch.ones(3, requires_grad=True)).sum().backward())
     assert isinstance(error, LateCompile)
     assert str(error).startswith("drafter-7: torch began to compile (lazy_backward) after the warm-up")
+
+
+def test_a_function_with_two_forms_is_refused_before_a_worker_exists() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * 2
+
+    compiled = torch.compile(double, backend="aot_eager", dynamic=False)
+    (unit,) = compile_plan.plan([torch.device("cpu")], rows=1, context_length=1, anchors=1, block_size=2)
+
+    def two_shapes(_unit: compile_plan.Unit) -> dict[str, CodeType]:
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))
+        return {"double on cpu": double.__code__}
+
+    with pytest.raises(SeveralForms, match="double on cpu was compiled 2 times"):
+        compile_plan.warm_up([unit], two_shapes, say=lambda _: None)
+
+
+def test_threads_that_share_functions_of_one_form_find_them_at_every_call(
+    train: Train, traced: dict[str, Any]
+) -> None:
+    training = train({**traced, "steps": 60, "log_every": 60})
+    assert training.steps_done == 60
