@@ -39,7 +39,7 @@ def test_bytes_arrive_through_ssh_and_pct_and_a_secret_is_nowhere_but_in_its_pro
     done = specctl.launch("--note", note, "--", "python3", "show.py", *HOSTILE, target="ct101", SECRET=SECRET)
     assert done.code == 0, done.err
     run_id = done.json["run_id"]
-    told = json.loads(specctl("logs", run_id, "--grep", "^..\"").out)
+    told = json.loads(specctl("logs", run_id, "--grep", '^.."').out)
     secret = os.fsencode(SECRET)
     assert told == [[os.fsencode(word).hex() for word in HOSTILE], PLAIN.encode().hex(), len(secret), secret[:1].hex()]
     assert note in specctl("show", run_id).out

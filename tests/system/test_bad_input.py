@@ -101,13 +101,6 @@ def test_what_is_typed_wrong_is_one_message_and_the_next_thing_to_type(
     assert got == code and said in message and hint in advice, err
 
 
-def test_a_mistyped_run_is_met_with_the_nearest(specctl: Specctl) -> None:
-    run_id = specctl.launch("--", "no-such-program").json["run_id"]
-    for near in ("no-such-progam", run_id[:-1] + ("0" if run_id[-1] != "0" else "1")):
-        done = specctl("logs", near)
-        assert done.code == 4 and f"did you mean {run_id} (NEVER_STARTED)?" in done.err
-
-
 # --- configurations -------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +218,9 @@ def test_why_a_program_cannot_be_started_is_said_in_full(
     assert said in spawn.why_not(program, caught.value, cwd=str(tmp_path), path=environ["PATH"])
 
 
-def test_a_program_that_cannot_run_leaves_its_record_and_nothing_else(specctl: Specctl) -> None:
+def test_a_program_that_cannot_run_leaves_its_record_and_nothing_else_and_a_slip_in_its_name_finds_it(
+    specctl: Specctl,
+) -> None:
     (specctl.project / "prog").write_text("echo hi\n")
     (specctl.project / "prog").chmod(0o755)
     done = specctl.launch("--", "./prog")
@@ -233,6 +228,9 @@ def test_a_program_that_cannot_run_leaves_its_record_and_nothing_else(specctl: S
     assert done.code == 1 and done.json["state"] == "NEVER_STARTED" and "no #! line" in done.json["error"]["message"]
     assert not specctl.processes(run.name) and not (run / "env").exists()
     assert not list(specctl.workdir.rglob("*.tmp"))
+    for near in ("progg", run.name[:-1] + ("0" if run.name[-1] != "0" else "1")):
+        done = specctl("logs", near)
+        assert done.code == 4 and f"did you mean {run.name} (NEVER_STARTED)?" in done.err
 
 
 # --- what a program reads -------------------------------------------------------------------------------------------
@@ -291,7 +289,7 @@ while True:
     print(f"step={n} tok/s=1", flush=True)
     time.sleep(0.1)
 """
-PLAIN = "it's \"$HOME\" `id` $(id)\nline two\ttab ä漢 \\ %s"
+PLAIN = 'it\'s "$HOME" `id` $(id)\nline two\ttab ä漢 \\ %s'
 SECRET = os.fsdecode(b"hunter2 \xffline one\nhunter2 line two $HOME 'x'")
 
 
