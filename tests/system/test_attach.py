@@ -76,15 +76,17 @@ def test_a_session_that_ends_while_one_looks_says_how_the_run_ended(specctl: Spe
         assert f"left {run_id}; STOPPED" in terminal.text and not terminal.raw
 
 
-def test_a_socket_that_a_cleaner_took_is_made_anew(specctl: Specctl) -> None:
+def test_a_socket_that_a_cleaner_took_is_made_anew_and_a_signal_gives_the_terminal_back(specctl: Specctl) -> None:
     run_id = steps(specctl)
     [socket] = specctl.workdir.glob("tmux-*")
     socket.unlink()
     with typed(specctl, "attach", run_id, TERM="of-no-known-kind") as terminal:
+        before = terminal.settings
         terminal.until("step=")
-        terminal.type(LEAVE)
-        assert terminal.end() == 0
-    assert socket.exists()
+        assert socket.exists() and terminal.raw
+        os.kill(terminal.pid, signal.SIGTERM)
+        assert terminal.end() == 128 + signal.SIGTERM
+        assert terminal.settings == before and b"\x1b[?1049l" in terminal.seen, "given back, even when told to end"
 
 
 def test_somebody_elses_session_of_that_name_is_not_shown(specctl: Specctl) -> None:
