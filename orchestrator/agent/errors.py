@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.agent import files, marks, records
 from orchestrator.agent.lines import Section
-from orchestrator.agent.logs import Logs, identified
+from orchestrator.agent.logfiles import Logs, identified
 from orchestrator.agent.main import Call
 from orchestrator.agent.marks import Key
 from orchestrator.logscan import Event, FindingEvent, Scanner, StepEvent, WorkerDown, is_clean, scrub

@@ -1,0 +1,147 @@
+"""The files that hold a run's lines: which they are, from which byte on they are this run's, and since when.
+
+`logs` shows them and `errors` searches them; identity is decided here for both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator.agent import marks
+from orchestrator.agent.foreign import locate
+from orchestrator.agent.lines import Section
+from orchestrator.agent.main import Call, Refusal
+from orchestrator.agent.probe import probe
+from orchestrator.model import EarlierFile, ForeignLog, Probe, to_json
+
+HEARTBEAT_S = 2.0
+
+
+def identified(call: Call) -> Probe:
+    """The run that is asked for, as it is now. Raises `Refusal` when there is none, or no such attempt."""
+    run_id, attempt = str(call.request["run_id"]), call.request.get("attempt")
+    seen = probe(call, [run_id], time.time())
+    if not seen:
+        raise Refusal("notfound", f"there is no run {run_id} in {call.paths.workdir}")
+    if attempt is not None and attempt != seen[0].attempt:
+        newest = seen[0].attempt
+        there = "its only one is attempt 1" if newest == 1 else f"its newest is attempt {newest}"
+        raise Refusal("notfound", f"{run_id} has no attempt {attempt} to show: {there}", "leave --attempt out")
+    return seen[0]
+
+
+class Logs:
+    """The files that hold a run's lines, as far as they can be shown to be this run's."""
+
+    def __init__(self, call: Call, seen: Probe) -> None:
+        self.call, self.seen = call, seen
+        self.paths = call.paths.run(seen.run_id)
+        self.index = self.paths.index(seen.attempt)
+        self.since: float | None = call.request.get("since_at")
+        self.sections: list[Section] = []
+        self.spoke_at = time.monotonic()
+
+    def open(self) -> None:
+        """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
+        log = self.seen.log
+        if not log.verified:
+            ended = self.seen.exit
+            if ended is not None and ended.never_started is not None and not os.path.exists(log.path):
+                return  # there is no log, and there never was
+            raise Refusal(
+                "identity",
+                f"{log.path} cannot be shown as this run's log: {log.why}",
+                "specctl status tells what is known of the run",
+            )
+        self.sections.append(Section(log.path, log.header_bytes))
+        for section in [*self.sections, *self.open_foreign(self.seen.foreign_logs)]:
+            self.begin(section)
+
+    def open_foreign(self, logs: Iterable[ForeignLog]) -> list[Section]:
+        """Each log of the program's, and what it was rotated from, wherever these files are now: those that are new."""
+        known = {section.key: section for section in self.sections}
+        new = []
+        for log in logs:
+            files = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
+            for one in files:
+                key, newest = (one.device, one.inode), one is files[-1]
+                if key in known:
+                    if newest and known[key].foreign:
+                        known[key].end = log.until
+                    continue
+                path = locate(log.path, key, one.born)
+                if path is None:
+                    continue  # gone
+                try:
+                    section = Section(
+                        path, one.base, log=log.path, end=log.until if newest else None,
+                        restarts=log.restarts if newest else 0,
+                    )  # fmt: skip
+                except OSError:
+                    continue
+                if section.key == key and section.size >= one.base:
+                    known[key] = section
+                    new.append(section)
+                else:
+                    os.close(section.fd)  # the name belongs to another file by now: not this run's
+        self.sections += new
+        return new
+
+    def begin(self, section: Section) -> None:
+        """Lets a section begin where it is to be shown from."""
+        if self.since is None:
+            return
+        if section.modified_at < self.since:
+            section.skip_to(section.size, 0)
+        else:
+            mark = marks.since(self.index, section.key if section.foreign else None, self.since)
+            if mark is None or not section.base < mark.offset <= section.size:
+                return
+            section.skip_to(mark.offset, 0)
+            section.mark_at = mark.time
+        section.start = section.wanted = section.offset
+
+    def mark_before(self, section: Section, offset: int) -> tuple[int, int] | None:
+        """(byte, lines of the run's before it) of the last mark up to a byte."""
+        if section.foreign and section.restarts:
+            return None  # its marks count the lines of the files before it, too
+        mark = marks.before(self.index, section.key if section.foreign else None, offset)
+        if mark is None or mark.offset <= section.base:
+            return None
+        header = not section.foreign  # a line of the file, and none of the run's
+        return mark.offset, mark.lines - header
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def emit(self, frame: dict[str, Any]) -> None:
+        self.call.emit(frame)
+        self.spoke_at = time.monotonic()
+
+    def beat(self) -> None:
+        """Says now and then that somebody is here, and finds out whether anybody still listens."""
+        if time.monotonic() - self.spoke_at >= HEARTBEAT_S:
+            self.emit({})
+
+    def note(self, text: str) -> None:
+        self.emit({"note": text})
+
+    def tell_since(self) -> None:
+        """From when on there are lines: marks are not every line's."""
+        if self.since is not None:
+            files = [
+                {"path": one.path, "mark_at": one.mark_at, "quiet": one.start >= one.size and one.start > one.base}
+                for one in self.sections
+            ]
+            self.emit({"since": {"at": self.since, "files": files}})
+
+    def end(self, **fields: Any) -> None:
+        """The last frame."""
+        last = probe(self.call, [self.seen.run_id], time.time())[0]
+        self.call.emit({
+            "final": True, "probe": to_json(last), "foreign": [to_json(log) for log in last.foreign_logs],
+            "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
+            **fields,
+        })  # fmt: skip
