@@ -5,9 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
+import shlex
+import shutil
 
 MACHINES = {0x03: "32-bit x86", 0x28: "32-bit arm", 0x3E: "x86_64", 0xB7: "aarch64", 0xF3: "riscv"}
 """Of an ELF header, as it counts them."""
+BUILTINS = frozenset({".", "alias", "cd", "eval", "exec", "export", "set", "source", "ulimit", "umask", "unset"})
+"""Words of a shell that are no programs."""
 
 
 def why_not(program: str, error: OSError, *, cwd: str, path: str) -> str:
@@ -15,9 +20,11 @@ def why_not(program: str, error: OSError, *, cwd: str, path: str) -> str:
     said = os.strerror(error.errno or 0)
     if error.filename == cwd:
         return f"working directory {cwd}: {said}"
+    full = os.path.join(cwd, program)
+    if error.errno == errno.ENOENT and not os.path.lexists(full) and (meant := _shells(program)):
+        return f"{program}: {meant}"
     if "/" not in program:
         return _not_in_path(program, error, cwd, path)
-    full = os.path.join(cwd, program)
     if os.path.isdir(full):
         return f"{program} is a directory, not a program"
     if error.errno == errno.ENOENT:
@@ -31,8 +38,25 @@ def why_not(program: str, error: OSError, *, cwd: str, path: str) -> str:
     return f"{program}: {said}"
 
 
+def _shells(program: str) -> str:
+    """What to launch instead of a word that only a shell would understand; nothing for any other."""
+    if re.match(r"[A-Za-z_]\w*=", program):
+        return f"sets a variable, and is no program: launch -- env {shlex.quote(program)} ..."
+    if program in BUILTINS:
+        return "is a shell's word, and there is no shell: launch -- sh -c '...'"
+    if len(program.split()) > 1:
+        whole = f"sh -c {shlex.quote(program)}" if re.search(r"[;&|<>$`*\n]", program) else program
+        return f"no such program; in quotes it is one word: launch -- {whole}"
+    return ""
+
+
 def _not_in_path(program: str, error: OSError, cwd: str, path: str) -> str:
-    beside = f"; the project has a {program}: launch -- ./{program}" if os.path.isfile(f"{cwd}/{program}") else ""
+    beside = ""
+    if os.path.isfile(full := f"{cwd}/{program}"):
+        runs = os.access(full, os.X_OK) and _head(full)[:2] in (b"#!", b"\x7fE")
+        beside = f"; the project has a {program}: launch -- {'' if runs else _interpreter(program) + ' '}./{program}"
+    elif shutil.which(f"{program}3", path=path):
+        beside = f"; there is a {program}3: launch -- {program}3 ..."
     if error.errno == errno.EACCES:
         found = [folder for folder in path.split(os.pathsep) if os.path.exists(os.path.join(folder, program))]
         return f"{program}: {os.strerror(errno.EACCES)} ({', '.join(found) or 'on its PATH'}){beside}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import subprocess
@@ -203,6 +204,11 @@ ELF = Path(PYTHON).read_bytes()[:4096]
         ("/no/prog", b"", 0o755, "/no/prog: no such file on the target"),
         ("~/prog", b"", 0o755, "~/prog: ~ is a shell's word"),
         ("prog", b"#!/bin/sh\n", 0o755, "prog: not found (searched /usr/bin:/bin); the project has a prog: launch -- "),
+        ("prog.py", b"print(1)\n", 0o755, "the project has a prog.py: launch -- python3 ./prog.py"),
+        ("python3 ./prog", b"", 0o755, "in quotes it is one word: launch -- python3 ./prog"),
+        ("cd x && ./prog", b"", 0o755, "in quotes it is one word: launch -- sh -c 'cd x && ./prog'"),
+        ("CUDA_VISIBLE_DEVICES=0", b"", 0o755, "sets a variable, and is no program: launch -- env CUDA_VISIBLE_DE"),
+        ("source", b"", 0o755, "source: is a shell's word, and there is no shell: launch -- sh -c '...'"),
         ("./prog/x", b"", 0o755, "./prog/x: Not a directory"),
     ],
 )
@@ -216,6 +222,13 @@ def test_why_a_program_cannot_be_started_is_said_in_full(
     with pytest.raises(OSError) as caught:
         subprocess.Popen([program], cwd=tmp_path, env=environ, preexec_fn=without_privileges)
     assert said in spawn.why_not(program, caught.value, cwd=str(tmp_path), path=environ["PATH"])
+
+
+def test_a_name_that_is_there_with_a_3_behind_it_is_offered(tmp_path: Path) -> None:
+    (tmp_path / "thing3").write_text("#!/bin/sh\n")
+    (tmp_path / "thing3").chmod(0o755)
+    missing = FileNotFoundError(errno.ENOENT, "", "thing")
+    assert "there is a thing3: launch -- thing3" in spawn.why_not("thing", missing, cwd="/", path=str(tmp_path))
 
 
 def test_a_program_that_cannot_run_leaves_its_record_and_nothing_else_and_a_slip_in_its_name_finds_it(
