@@ -79,7 +79,7 @@ def tar(wheels: Collection[Wheel]) -> Iterator[bytes]:
     """The files as one tar, block by block: a wheel of a gigabyte never stands in memory. A file that changed its
     size meanwhile is cut or filled up to what was announced, and then refused over there for its hash."""
     for wheel in wheels:
-        member = tarfile.TarInfo(wheel.sha256)
+        member = tarfile.TarInfo(f"{wheel.sha256}/{wheel.name}")
         member.size, member.mode = wheel.size, 0o644
         yield member.tobuf(tarfile.PAX_FORMAT)
         left = wheel.size

@@ -6,9 +6,9 @@ stand, whole and verified, and the next launch goes on with the rest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
 import tarfile
 import time
 from collections.abc import Callable
@@ -30,15 +30,15 @@ def run(call: Call) -> None:
         place.room(call.paths.workdir, sum(size for _, size in missing))
         call.emit({"final": True, "missing_wheels": [name for name, _ in missing]})
         return
-    by_hash = {sha256: name for name, sha256, _ in wanted}
+    announced = {f"{sha256}/{name}": (name, sha256) for name, sha256, _ in wanted}
     done = 0
     with tarfile.open(fileobj=call.payload, mode="r|") as tar:
         try:
             for member in tar:
-                name, source = by_hash.get(member.name), tar.extractfile(member)
-                if name is None or source is None:
+                found, source = announced.get(member.name), tar.extractfile(member)
+                if found is None or source is None:
                     raise Refusal("bundle", f"a file that was not announced arrived: {member.name}")
-                _keep(call, name, member.name, source, done)
+                _keep(call, *found, source, done)
                 done += member.size
         except tarfile.TarError as error:
             raise Refusal(
@@ -57,9 +57,9 @@ def _is_whole(call: Call, name: str, sha256: str, size: int) -> bool:
     try:
         if os.stat(path).st_size == size and _digest(path, lambda: call.emit({"checking": name})) == sha256:
             return lease.found(os.path.dirname(path))
+        os.unlink(path)
     except OSError:
         pass
-    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
     return False
 
 
@@ -76,8 +76,8 @@ def _digest(path: str, tell: Callable[[], None]) -> str:
 
 def _keep(call: Call, name: str, sha256: str, source: BinaryIO | object, before: int) -> None:
     path = path_of(call.paths, name, sha256)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    aside = f"{path}.{os.getpid()}.tmp"
+    aside = f"{os.path.dirname(path)}.{os.getpid()}.tmp"
+    os.makedirs(call.paths.wheels, exist_ok=True)
     total, size, told_at = hashlib.sha256(), 0, 0.0
     try:
         with open(aside, "wb") as file:
@@ -93,9 +93,8 @@ def _keep(call: Call, name: str, sha256: str, source: BinaryIO | object, before:
         if total.hexdigest() != sha256:
             raise Refusal("bundle", f"{name} arrived damaged: its sha256 is {total.hexdigest()}, not {sha256}",
                           "launch again: it is sent anew")  # fmt: skip
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         os.replace(aside, path)
     finally:
-        if os.path.exists(aside):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
-        if not os.listdir(os.path.dirname(path)):
-            os.rmdir(os.path.dirname(path))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from orchestrator.errors import BundleError
 from orchestrator.inventory import Target
 from orchestrator.remote import Agent
 from orchestrator.transport import LocalTransport
-from tests.driver import Specctl
+from tests.driver import Specctl, poll_until
 from tests.wheels import make_wheel
 
 PROGRAM = "import sys, small; print('step=1 tok/s=1', sys.prefix, small.__file__)"
@@ -136,3 +138,28 @@ def test_a_wheelhouse_that_was_cut_off_goes_on_with_the_files_that_are_not_there
     [path] = (tmp_path / "w" / "wheels").glob("*/second-*")
     path.write_bytes(b"x" * path.stat().st_size)
     assert missing() == names[1:], "what has changed over there is not believed"
+
+
+def test_two_launches_may_send_the_same_wheels_at_once_and_two_names_have_one_content(tmp_path: Path) -> None:
+    one = make_wheel(tmp_path / "wheels", "first", text="#" * 300_000)
+    shutil.copy(one, one.with_name("first-1.0-py3-none-any (1).whl"))
+    house = wheelhouse.collect(tmp_path / "wheels")
+    agent = Agent(Target(name="here", workdir=str(tmp_path / "w")), LocalTransport("here"))
+    agent.call("put", bundle="none", ask=True)
+    data = b"".join(wheelhouse.tar(house.wheels))
+
+    def asks() -> list[str]:
+        answer = agent.call("wheels", wheels=house.listing(), ask=True)
+        return list(answer["missing_wheels"])
+
+    def slowly() -> Iterator[bytes]:
+        yield data[:200_000]
+        poll_until(lambda: list((tmp_path / "w" / "wheels").rglob("*.tmp")), what="the first file to arrive in part")
+        assert asks() == [wheel.name for wheel in house.wheels], "another launch looks meanwhile"
+        yield data[200_000:]
+
+    with agent.stream("wheels", payload=slowly(), deadline_s=60, wheels=house.listing()) as frames:
+        assert list(frames)[-1]["final"]
+    assert asks() == []
+    assert sorted(path.name for path in (tmp_path / "w" / "wheels").glob("*/*")) == [w.name for w in house.wheels]
+    assert not list((tmp_path / "w" / "wheels").rglob("*.tmp"))
