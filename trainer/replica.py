@@ -48,8 +48,8 @@ class MicroBatch:
 class Figures:
     """What a step came to on one replica, on its way to the host."""
 
-    values_4: Tensor
-    """float64: loss, own gradient norm, gradient norm of all together, 1 if anything so far was not finite."""
+    values_3: Tensor
+    """float64: loss, own gradient norm, gradient norm of all together."""
     hash: Tensor | None
     done: Any
     """CUDA event after which they are there."""
@@ -64,19 +64,15 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        return float(self.values_4[0])
+        return float(self.values_3[0])
 
     @property
     def own_norm(self) -> float:
-        return float(self.values_4[1])
+        return float(self.values_3[1])
 
     @property
     def norm(self) -> float:
-        return float(self.values_4[2])
-
-    @property
-    def broken(self) -> bool:
-        return bool(self.values_4[3])
+        return float(self.values_3[2])
 
 
 class Replica:
@@ -133,13 +129,13 @@ class Replica:
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         self._broken = torch.where(finite, self._broken, 1.0)
         self.optimizer.step(lr, norm=norm, broken=self._broken)
-        values_4 = torch.stack([loss, own_norm, norm, self._broken]).double()
+        values_3 = torch.stack([loss, own_norm, norm]).double()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
-            return Figures(values_4=values_4, hash=hash_, done=None)
-        host_4 = values_4.to("cpu", non_blocking=True)
+            return Figures(values_3=values_3, hash=hash_, done=None)
+        host_3 = values_3.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
-        return Figures(values_4=host_4, hash=host_hash, done=self._stream.record_event())
+        return Figures(values_3=host_3, hash=host_hash, done=self._stream.record_event())
 
     def loss_and_gradients(self, batch: MicroBatch) -> Tensor:
         """Fill the flat gradients; returns this share's part of the step's loss, on the device.

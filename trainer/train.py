@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,21 +28,14 @@ from trainer.drafter import DrafterShape
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
 from trainer.pipeline import Channel, Crew
-from trainer.replica import Figures, MicroBatch, Replica
+from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal
 from trainer.setup import check_devices, check_room, find_resume, make_replicas, report_data, what_must_stay
+from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_target
 
 FAILED_WORKERS_TIMEOUT_S = 8.0
-
-
-class NonFinite(ArithmeticError):
-    """A loss or gradient of `worker` is nan or infinite; no replica's weights have been touched by it."""
-
-    def __init__(self, worker: str, message: str) -> None:
-        super().__init__(message)
-        self.worker = worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,32 +44,6 @@ class Ending:
     stopped: bool = False
     stuck: list[str]
     """Workers that would not end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one replica contributes to a step."""
-
-    batch: MicroBatch
-    figures: Figures
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """A step that all replicas have begun."""
-
-    number: int
-    lr: float
-    shares: list[Share]
-
-    @property
-    def arrived(self) -> bool:
-        return all(share.figures.arrived for share in self.shares)
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the data goes on after it."""
-        return self.shares[0].batch.cursor
 
 
 def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Ending:
@@ -236,11 +202,9 @@ class Training:
 
     def _judge(self, step: Step, *, log: bool) -> None:
         """Wait for a step's figures; see that they are finite and the replicas equal; count it and log it."""
-        for share in step.shares:
-            share.figures.wait()
-        self._check_finite(step)
-        hashes = [int(share.figures.hash) for share in step.shares if share.figures.hash is not None]
-        check_equal(hashes, step=step.number)
+        step.wait()
+        step.check_finite(last_checkpoint=self.last_checkpoint)
+        check_equal(step.hashes, step=step.number)
         self.steps_done, self.cursor = step.number, step.cursor
         self.throughput.add([share.batch.tokens for share in step.shares], now=time.monotonic())
         if log or step.number % self.config.log_every == 0:
@@ -255,17 +219,17 @@ class Training:
         rates = self.throughput.tok_s()
         self.reporter.step(RunStep(
             step=step.number,
-            loss=sum(share.figures.loss for share in step.shares),
+            loss=step.loss,
             tok_s=sum(rates),
             lr=step.lr,
-            grad_norm=step.shares[0].figures.norm,
+            grad_norm=step.norm,
             queued=sum(len(channel) for channel in self.channels),
             queue_size=sum(channel.size for channel in self.channels),
             wait_target=min((waited_target - self._waited_target) / since_s / self.count, 1.0),
             wait_drafter=min((waited_drafter - self._waited_drafter) / since_s, 1.0),
             workers=[
                 WorkerStep(name="target-0", tok_s=sum(self.target_throughput.tok_s())),
-                *(WorkerStep(name=f"drafter-{rank}", loss=_own_mean(share), tok_s=rate)
+                *(WorkerStep(name=f"drafter-{rank}", loss=share.own_mean, tok_s=rate)
                   for rank, (share, rate) in enumerate(zip(step.shares, rates, strict=True))),
             ],
         ))  # fmt: skip
@@ -291,24 +255,6 @@ class Training:
         self.reporter.event("checkpoint", step=self.steps_done, path=str(path), seconds=round(seconds, 3))
         self.reporter.checkpointing(False)
         self.reporter.phase("train")
-
-    def _check_finite(self, step: Step) -> None:
-        """A replica of its own before all together: its gradients have reached the others' by now, no weights have."""
-        together = step.shares[0].figures.norm
-        for rank, share in enumerate(step.shares):
-            loss, norm, rows = share.figures.loss, share.figures.own_norm, share.batch.rows
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._refuse(f"drafter-{rank}", f"loss {loss}, gradient norm {norm}", step, rows)
-        if not math.isfinite(together):
-            rows = [row for share in step.shares for row in share.batch.rows]
-            self._refuse("drafter-0", f"all drafters together: gradient norm {together}", step, rows)
-
-    def _refuse(self, worker: str, what: str, step: Step, rows: list[int]) -> None:
-        raise NonFinite(
-            worker,
-            f"{worker}: {what} at step {step.number} (data rows {rows}); no weights have changed since step"
-            f" {step.number - 1}; last good checkpoint: {self.last_checkpoint}",
-        )
 
     # --- around the run ---
 
@@ -361,9 +307,3 @@ class Training:
     def _close_channels(self) -> None:
         for channel in self.channels:
             channel.close()
-
-
-def _own_mean(share: Share) -> float:
-    """A replica's own mean loss; one whose blocks all were padding contributed nothing, and its mean would be 0/0."""
-    weight = share.batch.weight / share.batch.weight_sum
-    return share.figures.loss / max(weight, 1e-12)
