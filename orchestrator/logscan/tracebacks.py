@@ -22,6 +22,8 @@ class Tracebacks:
     def __init__(self) -> None:
         self._readers: list[Reader] = []
         self._ready: list[Reader] = []
+        self._decided: list[Reader] = []
+        """Those that overlap with nothing which is still open: taken by `ready` in the same line that ended them."""
 
     @property
     def open(self) -> bool:
@@ -48,7 +50,13 @@ class Tracebacks:
             if (verdict if reader is routed else reader.stray(theirs=figures)) == "close":
                 self._readers.remove(reader)
                 self._ready.append(reader)
+        self._decide()  # the next one, which this line may open, does not overlap with them
         return self._open(line, offset, key)
+
+    def _decide(self) -> None:
+        if not self._readers:
+            self._decided += sorted(self._ready, key=lambda reader: reader.start)
+            self._ready = []
 
     def _route(self, key: str | None) -> Reader | None:
         for reader in reversed(self._readers):
@@ -115,10 +123,9 @@ class Tracebacks:
 
     def ready(self) -> list[Reader]:
         """The readers of what is decided, in the order of the log, if nothing before them is still open."""
-        if self._readers or not self._ready:
-            return []
-        ready, self._ready = sorted(self._ready, key=lambda reader: reader.start), []
-        return ready
+        self._decide()
+        decided, self._decided = self._decided, []
+        return decided
 
     def ended(self) -> list[Reader]:
         """The readers that have their last line, decided or not."""

@@ -353,3 +353,14 @@ def test_an_empty_log_says_nothing():
 def test_what_started_the_program_says_nothing_of_its_exception(line):
     (found,) = only(scan(TRACEBACK + f"RuntimeError: boom\n{line}\n")[0], FindingEvent)
     assert found.finding.message == "boom" and line not in found.finding.traceback
+
+
+def test_a_program_that_prints_nothing_but_tracebacks_has_none_cut_off():
+    text = "".join(
+        f'Traceback (most recent call last):\n  File "train.py", line {n % 9}, in read\n    rows[key]\nKeyError: {n}\n'
+        for n in range(30_000)
+    )
+    assert len(text) > 2 << 20
+    scanner = Scanner(every=True)
+    events = scanner.feed(text.encode(), 0.0) + scanner.finish(0.0)
+    assert [event.finding.type for event in events] == ["KeyError"] * 30_000
