@@ -17,6 +17,8 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple
 READS = ("probe", "show", "logs", "errors", "stop", "survey", "attach", "send", "prune")
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""
+OUTSIDE = ("/tmp", "/dev/shm")
+"""Where a look may put the agent when the workdir is full or closed."""
 CHOOSE = "choose another `workdir:` in hosts.yaml"
 
 
@@ -199,7 +201,7 @@ def agent_homes(workdir: str, agent: str, reads: bool, make: bool) -> Iterator[s
     """Where the agent may be. A full or closed workdir must not keep one from looking, nor from stopping what fills it:
     for that there are folders outside it, this user's alone, which with `make` are made when they are needed."""
     yield os.path.join(workdir, "agents", agent)
-    for parent in ("/tmp", "/dev/shm") if reads else ():
+    for parent in OUTSIDE if reads else ():
         folder = "%s/specctl-agents-%d" % (parent, os.geteuid())
         try:
             if make and not os.path.lexists(folder):

@@ -37,7 +37,7 @@ def run(call: Call) -> None:
         status = os.stat(call.paths.workdir)
         call.emit({
             "final": True, "now": time.time(), "kept": found.kept, "notes": found.notes,
-            "place": f"{proc.boot_identity()} {status.st_dev} {status.st_ino}",
+            "machine": proc.boot_identity(), "place": f"{proc.boot_identity()} {status.st_dev} {status.st_ino}",
             "items": [
                 {"key": one.key, "kind": one.kind, "name": one.name, "path": one.paths[0], "bytes": one.bytes,
                  "age_s": max(0.0, time.time() - one.at), "why": one.why}

@@ -1,4 +1,5 @@
-"""What of a workdir nobody needs: bundles, environments and agents that no run uses, broken uploads, old runs.
+"""What of a workdir nobody needs: bundles, environments and agents that no run uses, broken uploads, old runs; and of
+this user's folders outside it the agents that went there while the workdir was full.
 
 Only what specctl makes is looked at, by its place and the form of its name, and it must be this user's own, where it
 seems to be, and without a mount in it. What else is there is named, and stays.
@@ -13,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.agent import disk, files, lease, proc, pushes, records, send, uses
+from orchestrator.agent import boot, disk, files, lease, proc, pushes, records, send, uses
 from orchestrator.agent.prepare import COMPLETE as ENV_MARKER
 from orchestrator.agent.put import COMPLETE as BUNDLE_MARKER
 from orchestrator.agent.tree import PART, encoded
@@ -72,11 +73,14 @@ def look(paths: WorkPaths, asked: Asked, now: float) -> Found:
         ("bundle", "bundles", BUNDLE_MARKER, used.bundles, "no run uses it", lease.LEASE_S),
         ("env", "envs", ENV_MARKER, used.envs, "no run uses it", lease.LEASE_S),
         ("wheel", "wheels", "", set(), "the environments that were made of it do not need it", lease.LEASE_S),
-        ("agent", "agents", "", used.agents | {_own()}, "another version of specctl took its place", DAY_S),
+        *(
+            ("agent", folder, "", used.agents | {_own()}, "another version of specctl took its place", DAY_S)
+            for folder in ("agents", *_outside(paths))
+        ),
     )  # fmt: skip
     for kind, folder, marker, in_use, why, age_s in kinds:
         for name in _names(paths, folder, found):
-            path = f"{paths.workdir}/{folder}/{name}"
+            path = os.path.join(paths.workdir, folder, name)
             if ASIDE.fullmatch(name):
                 item = Item(kind="left over", name=f"{folder}/{name}", paths=[path], why="", at=_touched(path))
                 item.why = "a removal that was broken off" if name.endswith(GONE) else "never became whole"
@@ -85,11 +89,13 @@ def look(paths: WorkPaths, asked: Asked, now: float) -> Found:
             elif HASH.fullmatch(name):
                 if name in in_use or _blocked(kind, used):
                     continue
-                item = Item(kind=kind, name=name, paths=[path], why=why, at=_touched(path, marker), marker=marker)
+                shown = path if os.path.isabs(folder) else name
+                item = Item(kind=kind, name=shown, paths=[path], why=why, at=_touched(path, marker), marker=marker)
                 if kind == "env":
                     item.paths.append(f"{path}.wheels")
                     item.hold = f"{path}.lock"
-                item.paths.append(_bytecode(paths, f"{folder}/{name}"))
+                if not os.path.isabs(folder):
+                    item.paths.append(_bytecode(paths, f"{folder}/{name}"))
                 if now - item.at > age_s and not disk.held(item.hold):
                     found.items.append(item)
             elif not LOCK.fullmatch(name):
@@ -115,12 +121,18 @@ def _blocked(kind: str, used: Uses) -> bool:
     return (kind != "wheel" and bool(used.unknown)) or (kind == "agent" and bool(used.elsewhere))
 
 
+def _outside(paths: WorkPaths) -> list[str]:
+    """The folders outside the workdir in which this user's agents may be."""
+    _, *homes = boot.agent_homes(paths.workdir, "any", True, False)
+    return [os.path.dirname(home) for home in homes]
+
+
 def _own() -> str:
     return os.path.basename(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
 def _names(paths: WorkPaths, folder: str, found: Found) -> list[str]:
-    path = f"{paths.workdir}/{folder}"
+    path = os.path.join(paths.workdir, folder)
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             found.notes.append(f"{path} is a link or no folder: what is behind it stays")
@@ -207,9 +219,8 @@ def _newest(root: str) -> float:
 def _own_items(paths: WorkPaths, items: list[Item], found: Found) -> Iterator[Item]:
     """Those that are plain things of this user's, where they seem to be, and with nothing mounted in them."""
     mounts = disk.mounts()
-    top = os.path.realpath(paths.workdir)
     for item in items:
-        whys = {path: _not_ours(paths, path, top, mounts) for path in item.paths if os.path.lexists(encoded(path))}
+        whys = {path: _not_ours(paths, path, mounts) for path in item.paths if os.path.lexists(encoded(path))}
         if item.kind == "upload":
             item.paths = item.paths[:1] + [path for path in item.paths[1:] if os.path.isfile(encoded(path))]
             whys = {item.paths[0]: whys.get(item.paths[0])}
@@ -220,7 +231,9 @@ def _own_items(paths: WorkPaths, items: list[Item], found: Found) -> Iterator[It
         yield item
 
 
-def _not_ours(paths: WorkPaths, path: str, top: str, mounts: list[str]) -> str | None:
+def _not_ours(paths: WorkPaths, path: str, mounts: list[str]) -> str | None:
+    inside = path.startswith(f"{paths.workdir}/")
+    base = paths.workdir if inside else os.path.dirname(os.path.dirname(path))
     try:
         status = os.lstat(path)
     except OSError as error:
@@ -230,7 +243,7 @@ def _not_ours(paths: WorkPaths, path: str, top: str, mounts: list[str]) -> str |
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         return "belongs to somebody else"
     real = os.path.realpath(path)
-    if real != top + path[len(paths.workdir) :]:
+    if real != os.path.join(os.path.realpath(base), path[len(base) + 1 :]):
         return f"lies behind a link, in {os.path.dirname(real)}"
     if any(mount == real or mount.startswith(f"{real}/") for mount in mounts):
         return "has something mounted in it"

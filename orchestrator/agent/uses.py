@@ -59,13 +59,14 @@ def look(paths: WorkPaths, *, without: set[str]) -> Uses:
 def _processes(paths: WorkPaths, uses: Uses) -> None:
     """What living processes name in their command lines and environments. An agent's boot has the agent's hash as a
     word of its own; the supervisor of a run has its agent's folder in its program text."""
-    pattern = re.compile(re.escape(os.fsencode(paths.workdir)) + rb"/(bundles|envs|agents)/([0-9a-f]{16})")
+    folders = re.escape(os.fsencode(paths.workdir)) + rb"/(bundles|envs|agents)|/specctl-(agents)-[0-9]+"
+    pattern = re.compile(rb"(?:" + folders + rb")/([0-9a-f]{16})")
     kinds = {b"bundles": uses.bundles, b"envs": uses.envs, b"agents": uses.agents}
     for pid in proc.pids():
         words = proc.read(f"/proc/{pid}/cmdline")
         for text in (words, proc.read(f"/proc/{pid}/environ")):
-            for kind, found in pattern.findall(text):
-                kinds[kind].add(found.decode("ascii"))
+            for kind, outside, found in pattern.findall(text):
+                kinds[kind or outside].add(found.decode("ascii"))
         for word in words.split(b"\0"):
             if len(word) == 16 and HASH.fullmatch(word.decode("ascii", "replace")):
                 uses.agents.add(word.decode("ascii"))

@@ -69,6 +69,7 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
+    machine: str
     place: str
     items: list[Item]
     kept: list[_Kept]
@@ -83,16 +84,22 @@ def look(fleet: Fleet, request: Request) -> list[Place]:
     with ThreadPoolExecutor(max_workers=min(8, len(views)) or 1) as workers:
         found = list(workers.map(lambda view: _look(fleet, view, request), views))
     seen: dict[str, str] = {}
-    for place, identity in found:
-        if identity and seen.setdefault(identity, place.target.name) != place.target.name:
-            place.same_as, place.items, place.notes = seen[identity], [], []
+    listed: set[tuple[str, str]] = set()
+    for place, answer in found:
+        if answer is None:
+            continue
+        if seen.setdefault(answer.place, place.target.name) != place.target.name:
+            place.same_as, place.items, place.notes = seen[answer.place], [], []
+        # What lies outside the workdirs of a machine is found from each of them.
+        place.items = [item for item in place.items if (answer.machine, item.path) not in listed]
+        listed.update((answer.machine, item.path) for item in place.items)
     return [place for place, _ in found]
 
 
-def _look(fleet: Fleet, view: TargetView, request: Request) -> tuple[Place, str]:
+def _look(fleet: Fleet, view: TargetView, request: Request) -> tuple[Place, _Answer | None]:
     place = Place(target=view.target, error=view.error)
     if view.error is not None or view.no_workdir:
-        return place, ""
+        return place, None
     runs = runs_of(view)
     place.ended = [run.run_id for run in runs if not run.verdict.live and run.verdict.state != "UNREACHABLE"]
     place.live = len(runs) - len(place.ended)
@@ -100,10 +107,10 @@ def _look(fleet: Fleet, view: TargetView, request: Request) -> tuple[Place, str]
         answer = understood(_Answer, _ask(fleet, place, request), view.target)
     except SpecctlError as error:
         place.error = error
-        return place, ""
+        return place, None
     place.items = answer.items
     place.notes = [f"{one.what} stays: {one.why}" for one in answer.kept] + answer.notes
-    return place, answer.place
+    return place, answer
 
 
 def remove(fleet: Fleet, places: Sequence[Place], request: Request, news: Callable[[str], None]) -> None:

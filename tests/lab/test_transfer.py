@@ -72,10 +72,21 @@ def test_no_room_and_no_permission_are_one_message_each(specctl: Specctl, lab: L
     assert done.code == 1 and f"/etc cannot be written there by user {USER}" in done.err
 
 
-def test_prune_shows_what_a_container_has(specctl: Specctl, tmp_path: Path) -> None:
+def test_prune_shows_what_a_container_has(specctl: Specctl, tmp_path: Path, lab: Lab) -> None:
     run_id = specctl.launch("--no-source", "--", "true", target="box").json["run_id"]
     done = specctl("prune", "--runs", "--older-than", "0s", "--yes", "--json")
     assert done.code == 0, done.err
     [place] = done.json["targets"]
     assert f"run/{run_id}" in place["gone"] and place["freed_bytes"] > 0
     assert specctl("pull", run_id, "--to", str(tmp_path)).code == 4
+
+    # An agent outside both workdirs of this user is one thing, whichever target it is found through.
+    script = f"""home=/tmp/specctl-agents-$(id -u {USER}); agent=$home/{"a" * 16}
+        mkdir -p -m 700 $home $agent /home/{USER}/w2; touch -d '3 days ago' $agent
+        chown -R {USER} $home /home/{USER}/w2; echo agent/$agent"""
+    made = lab.inside(102, ["sh", "-ec", script], capture_output=True, text=True, check=True)
+    more = f"  twin: {{ssh: pve, vmid: 102, user: {USER}, workdir: ~/w2}}\n"
+    specctl.inventory.write_text(specctl.inventory.read_text() + more)
+    done = specctl("prune", "--yes", "--json")
+    assert done.code == 0, done.out
+    assert [key for place in done.json["targets"] for key in place["gone"]] == [made.stdout.strip()]

@@ -15,13 +15,22 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent import lease
+from orchestrator.agent import boot, lease
+from orchestrator.agent.prune import remove
+from orchestrator.agent.receive import News
 from orchestrator.agent.tree import part_of
 from orchestrator.agent.unneeded import Asked, look
 from orchestrator.model import WorkPaths
 from tests.driver import Done, Specctl
 
 LONG_AGO = time.time() - 10 * 86400
+
+
+@pytest.fixture(autouse=True)
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for agents outside a workdir: this machine may have had tests of a full disk."""
+    monkeypatch.setattr(boot, "OUTSIDE", (str(tmp_path),))
+    return tmp_path / f"specctl-agents-{os.geteuid()}"
 
 
 @pytest.fixture
@@ -63,7 +72,7 @@ def test_it_shows_first_and_removes_only_what_was_shown_with_yes(specctl: Specct
         aged(specctl.workdir / "bundles" / bundle / ".complete")
 
     done = specctl("prune")
-    assert done.code == 0 and "nothing to remove" in done.out, done
+    assert done.code == 0 and old not in done.out and idle not in done.out, done
     done = specctl("prune", "--runs", "--older-than", "0s")
     assert done.code == 0 and old in done.out and idle in done.out and live not in done.out and used not in done.out
     assert "nothing was removed" in done.err and "--yes" in done.err
@@ -72,7 +81,8 @@ def test_it_shows_first_and_removes_only_what_was_shown_with_yes(specctl: Specct
     done = specctl("prune", "local", "--runs", "--older-than", "0s", "--yes", "--json")
     assert done.code == 0, done
     [place] = done.json["targets"]
-    assert set(place["gone"]) == {f"run/{old}", f"bundle/{idle}"} and place["live"] == 1
+    gone = {key for key in place["gone"] if "/specctl-agents-" not in key}
+    assert gone == {f"run/{old}", f"bundle/{idle}"} and place["live"] == 1
     assert place["freed_bytes"] > 0 and place["failed"] == []
     assert not specctl.run_dir(old).exists() and not (specctl.workdir / "bundles" / idle).exists()
     assert sorted(path.name for path in (specctl.workdir / "runs").iterdir()) == [live]
@@ -106,6 +116,33 @@ def test_what_a_living_process_names_stays(workdir: Path) -> None:
         process.kill()
         process.wait()
     assert keys(workdir) == {f"bundle/{'b' * 16}", f"env/{'c' * 16}"}
+
+
+def test_agents_that_a_full_workdir_kept_outside_go_when_nobody_runs_them(workdir: Path, outside: Path) -> None:
+    workdir.mkdir()
+    outside.mkdir(mode=0o700)
+    names = [letter * 16 for letter in "abc"]
+    for name in names:
+        (outside / name).mkdir()
+    (outside / "d.txt").touch()
+    for name in names[1:]:
+        aged(outside / name)
+    process = subprocess.Popen(["sleep", "60"], env={"PYTHONPATH": str(outside / names[1])})
+    try:
+        assert keys(workdir) == {f"agent/{outside / names[2]}"}, "one is young, one is in use"
+    finally:
+        process.kill()
+        process.wait()
+    assert "d.txt is not specctl's" in notes(workdir)
+    wanted = keys(workdir)
+    assert len(wanted) == 2
+    asked = Asked(ended=None, older_than_s=0.0, keep_checkpoints=False)
+    gone, failed = remove(WorkPaths(workdir=str(workdir)), asked, wanted, News(lambda _: None))
+    assert set(gone) == wanted and failed == []
+    assert sorted(path.name for path in outside.iterdir()) == [names[0], "d.txt"]
+    aged(outside / names[0])
+    outside.chmod(0o777)
+    assert keys(workdir) == set(), "whoever may write there may put anything in its place"
 
 
 def test_links_mounts_and_strange_names_stay_and_are_named(workdir: Path, tmp_path: Path) -> None:
