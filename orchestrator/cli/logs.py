@@ -122,7 +122,10 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                     streams.end_if_unread()
         except KeyboardInterrupt:
             sys.stdout.flush()
-            said = "stopped following; the run goes on" if request.follow else "broken off; there is more"
+            said = "broken off; there is more"
+            if request.follow:
+                goes = "the link is lost, and what has become of the run is not known"
+                said = f"stopped following; {goes if found.link_lost else 'the run goes on'}"
             say(show_logs.broken_off(found, time.time(), said))
             raise typer.Exit(130) from None
         except UnreachableError as error:

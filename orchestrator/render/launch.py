@@ -148,7 +148,7 @@ def left(result: Result, *, program: str) -> str:
     """What to say when whoever watched has left."""
     run_id, verdict = result.plan.spec.run_id, result.verdict
     seen = f"last seen {verdict.state} ({verdict.why})" if verdict else "not looked at since its start"
-    goes = "it goes on" if verdict is None or verdict.live else "it has ended"
+    goes = "that does not stop it" if verdict is None or verdict.live else "it has ended"
     return f"stopped watching {run_id}: reached {result.rung}, {seen}; {goes}: {program} status {run_id}"
 
 

@@ -132,6 +132,8 @@ class Logs:
     asked_at: float
     """As the run was when the lines were asked for, and when that was on this machine's clock."""
     seen_at: float
+    link_lost: bool = False
+    """Nothing has been heard since the last word about the link."""
     verdict: Verdict | None = None
     """As it was after the last line."""
     last_byte_at: float | None = None
@@ -214,7 +216,7 @@ class _Reading:
         if not self.request.follow or not self.request.patience_s or not worth_it:
             raise error
         if self._lost_at is None:
-            self._lost_at, self._tries = time.monotonic(), 0
+            self._lost_at, self._tries, self.logs.link_lost = time.monotonic(), 0, True
         if self._patience_left_s() <= 0:
             raise LinkLost(
                 f"the link was lost {time.monotonic() - self._lost_at:.0f} s ago and {self._tries} tries did not bring "
@@ -256,7 +258,7 @@ class _Reading:
 
     def _back(self) -> Word:
         assert self._lost_at is not None
-        away_s, self._lost_at = time.monotonic() - self._lost_at, None
+        away_s, self._lost_at, self.logs.link_lost = time.monotonic() - self._lost_at, None, False
         where = "from the beginning"
         if self._newest is not None:
             where = f"at byte {self._newest.wanted:,} of {self._newest.path}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -88,11 +89,19 @@ def test_a_link_that_breaks_again_and_again_costs_no_line_and_doubles_none(
     assert f"{2 * count // 5:,} of {2 * count:,} lines" in said[1].read_text()
 
 
-def test_a_link_that_stays_away_ends_the_following_with_3(remote: Specctl, sshd: LoopbackSshd) -> None:
+def test_a_link_that_stays_away_ends_the_following_with_3_and_claims_nothing(
+    remote: Specctl, sshd: LoopbackSshd
+) -> None:
     run_id = remote.launch("--", sys.executable, remote.program("steps.py"), target="box").json["run_id"]
     follower = remote.start("logs", run_id, "-f", "-n", "1", "--patience", "2")
-    assert follower.stdout is not None and follower.stdout.readline()
+    leaver = remote.start("logs", run_id, "-f", "-n", "1")
+    for one in (follower, leaver):
+        assert one.stdout is not None and one.stdout.readline()
     sshd.stop()
+    assert leaver.stderr is not None and "link lost" in leaver.stderr.readline()
+    leaver.send_signal(signal.SIGINT)
+    _, err = leaver.communicate(timeout=60)
+    assert leaver.returncode == 130 and "what has become of the run is not known" in err and "goes on" not in err
     _, err = follower.communicate(timeout=60)
     assert follower.returncode == 3 and "reconnecting (2nd try)" in err and "state unknown" in err
     assert "tries did not bring it back" in err
