@@ -1,5 +1,5 @@
 """A name for a run, to be a part of its id: as it was given, or a command's, which is its script's, else its program's,
-else its shell's. Pure."""
+else its shell's; and which file that script is. Pure."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ def name_of(argv: list[str]) -> str:
     if program in SHELLS:
         return _of_shell(words[1:]) or program
     return _of_runner(words, program) if program in RUNNERS else program
+
+
+def script_of(argv: list[str]) -> str | None:
+    """The script that a Python or a shell is told to run, from the folder that it starts in; None where that is not
+    beyond doubt (a shell looks for a bare name on its PATH too)."""
+    words = _after_wrappers(argv)
+    if not words or any(word.startswith("-") for word in argv[: len(argv) - len(words)]):
+        return None
+    shell = _stem(words[0]) in SHELLS
+    if not shell and not re.fullmatch(r"python[\d.]*", PurePosixPath(words[0]).name):
+        return None
+    options = r"-[efluvx]+" if shell else r"-[BbdEIOPqsSuvx]+"
+    script = next((word for word in words[1:] if not re.fullmatch(options, word)), "-")
+    if script.startswith(("-", "/", "~", "{")) or (shell and "/" not in script and not script.endswith(".sh")):
+        return None
+    return script
 
 
 def _of_runner(words: list[str], program: str) -> str:

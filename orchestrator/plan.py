@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import posixpath
 import re
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from orchestrator import index, naming, wheelhouse
@@ -69,13 +72,20 @@ class Plan:
 def plan(request: Request, inventory: Inventory) -> Plan:
     """Everything that can be decided without asking the target. Raises `ConfigError`, `BundleError`, `NotFound`."""
     target = inventory.resolve(request.target)
+    place = request.target or "[TARGET]"
     if not request.config and not request.command:
         raise ConfigError(
             "nothing to launch: give --config FILE for the trainer, or a command after --",
-            hint="specctl launch [TARGET] --config FILE, or specctl launch [TARGET] -- CMD...",
+            hint=f"specctl launch {place} --config FILE, or specctl launch {place} -- CMD...",
         )
     if request.command and not request.command[0].strip():
         raise ConfigError("the command after -- has an empty name", hint="specctl launch [TARGET] -- CMD...")
+    if request.target is None and request.command and request.command[0] in inventory.targets:
+        named = request.command[0]
+        raise ConfigError(
+            f"{named} is a target, and after -- stands the program's command",
+            hint=f"specctl launch {named} -- {shlex.join(request.command[1:]) or 'CMD...'}",
+        )
     if request.name is not None and (problem := naming.problem(request.name)):
         raise ConfigError(f"--name {request.name[:60]!r}: {problem}", hint=f"--name {slugify(request.name)}")
     if re.search(r"[\x00-\x1f\x7f]", request.note):
@@ -93,6 +103,7 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     workdir = [Path(target.workdir).expanduser()] if target.ssh is None and target.vmid is None else []
     wheels = [request.wheelhouse.expanduser()] if request.wheelhouse else []
     bundle = collect(request.source, without=[*workdir, *wheels, index.folder()])
+    _look_for_script(request, bundle)
     python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
     house = None
     if request.wheelhouse is not None:
@@ -119,6 +130,31 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
         inputs=config.inputs, cuda=_cuda(target, config),
     )  # fmt: skip
+
+
+def _look_for_script(request: Request, bundle: Bundle) -> None:
+    """Raises `ConfigError` when the script that the command runs is not among the files that are shipped."""
+    script = naming.script_of(request.command)
+    path = posixpath.normpath(script or ".")
+    if path.startswith("."):
+        return
+    shipped = [name.removeprefix("project/") for name in bundle.files if name.startswith("project/")]
+    links = {entry.path.removeprefix("project/") for entry in bundle.entries if entry.kind == "link"}
+    parts = PurePosixPath(path)
+    if links & {path, *map(str, parts.parents)} or any(f"{name}/".startswith(f"{path}/") for name in shipped):
+        return
+    if request.source is None:
+        raise ConfigError(f"{script}: --no-source ships no project", hint="leave that out, or give a full path")
+    problem = f"{script}: no such file among those that are shipped from {request.source}"
+    if (request.source / path).exists():
+        raise ConfigError(
+            f"{problem}: it is there, but ignored, by git or as build, dist and their kind are",
+            hint=f"git add -f {path}, or move it",
+        )
+    same = [name for name in shipped if PurePosixPath(name).name == parts.name]
+    near = same or difflib.get_close_matches(path, shipped, n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]}?" if near else "--source DIR names the project's folder; a file there its full path"
+    raise ConfigError(problem, hint=hint)
 
 
 def _cuda(target: Target, config: Config) -> int:

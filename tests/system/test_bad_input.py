@@ -73,6 +73,9 @@ def one_message(err: str) -> tuple[str, str]:
         (["launch", "--plan=3"], 2, "'--plan' does not take a value", "specctl launch --help"),
         (["launch"], 2, "nothing to launch", "--config FILE, or specctl launch [TARGET] -- CMD..."),
         (["launch", "locl", "--", "true"], 4, "no target 'locl' in", "did you mean 'local'?"),
+        (["launch", "--", "local", "bash", "x.sh"], 2, "local is a target", "specctl launch local -- bash x.sh"),
+        (["launch", "local"], 2, "nothing to launch", "specctl launch local --config FILE"),
+        (["launch", "--no-source", "--", "python3", "x.py"], 2, "x.py: --no-source ships no project", "a full path"),
         (["launch", "--", ""], 2, "has an empty name", "-- CMD..."),
         (["launch", "--source", "no", "--", "true"], 2, "--source no: no such directory", "--no-source"),
         (["launch", "--source", "../hosts.yaml", "--", "true"], 2, "hosts.yaml: not a directory", "--no-source"),
@@ -100,6 +103,25 @@ def test_what_is_typed_wrong_is_one_message_and_the_next_thing_to_type(
     got, err = typed(*words)
     message, advice = one_message(err)
     assert got == code and said in message and hint in advice, err
+
+
+def test_a_script_that_is_not_shipped_is_missed_before_anything_is_sent(specctl: Specctl, typed: Typed) -> None:
+    subprocess.run(["git", "init", "-q", specctl.project], check=True)
+    for name, text in ((".gitignore", "mine.py\n"), ("mine.py", ""), ("src/train.py", ""), ("folder/__main__.py", "")):
+        (specctl.project / name).parent.mkdir(exist_ok=True)
+        (specctl.project / name).write_text(text)
+    (specctl.project / "linked").symlink_to("src")
+    for script, said, hint in (
+        ("mine.py", "it is there, but ignored", "git add -f mine.py"),
+        ("train.py", f"no such file among those that are shipped from {specctl.project}", "did you mean src/train.py?"),
+        ("src/trian.py", "src/trian.py: no such file", "did you mean src/train.py?"),
+        ("other.py", "other.py: no such file", "--source DIR"),
+    ):
+        code, err = typed("launch", "--", "python3", script)
+        message, advice = one_message(err)
+        assert code == 2 and said in message and hint in advice, err
+    for script in ("./src/train.py", "folder", "linked/train.py", "../x.py", "."):
+        assert specctl("launch", "--plan", "--", "python3", script).code == 0
 
 
 # --- configurations -------------------------------------------------------------------------------------------------

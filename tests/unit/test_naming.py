@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.naming import name_of
+from orchestrator.naming import name_of, script_of
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,25 @@ from orchestrator.naming import name_of
 )
 def test_a_command_is_called_by_what_it_runs(argv: list[str], name: str) -> None:
     assert name_of(argv) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python3 -u a/b.py --lr 1", "a/b.py"),
+        ("/opt/venv/bin/python3.11 b.py", "b.py"),
+        ("env A=1 nohup python b.py", "b.py"),
+        ("bash -e start.sh", "start.sh"),
+        ("bash start", None),  # could be on the PATH
+        ("env -C src python b.py", None),  # starts in another folder
+        ("python -X dev b.py", None),
+        ("python -m b", None),
+        ("python -c b.py", None),
+        ("python /opt/b.py", None),
+        ("python", None),
+        ("torchrun b.py", None),
+        ("./b.py", None),
+    ],
+)
+def test_the_script_of_a_command_is_told_only_where_it_is_beyond_doubt(command: str, script: str | None) -> None:
+    assert script_of(command.split()) == script
