@@ -11,7 +11,7 @@ import importlib.metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain
 from orchestrator.cli.usage import explained
@@ -21,7 +21,18 @@ from orchestrator.errors import SpecctlError
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
-class Commands(TyperGroup):
+class Flags:
+    """Help in which an option without a value has none: typer writes `<bool>`, which nobody may type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class Commands(Flags, TyperGroup):
     """Imports a command's module when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -34,7 +45,8 @@ class Commands(TyperGroup):
         one = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", context_settings=HELP
         )
-        one.command(cmd_name, cls=getattr(module, "Command", None))(getattr(module, cmd_name))
+        kind = type("Command", (Flags, getattr(module, "Command", TyperCommand)), {})
+        one.command(cmd_name, cls=kind)(getattr(module, cmd_name))
         return typer.main.get_command(one)
 
 

@@ -16,6 +16,14 @@ REWORDED = (
     ("Input should be", "must be"),
 )
 
+MEANT = {
+    "cancel": "stop", "check": "targets", "clean": "prune", "doctor": "targets", "download": "pull", "exec": "launch",
+    "get": "pull", "history": "ls", "hosts": "targets", "info": "show", "inspect": "show", "kill": "stop", "list": "ls",
+    "nodes": "targets", "ps": "status", "put": "push", "rm": "prune", "run": "launch", "start": "launch",
+    "submit": "launch", "tail": "logs", "terminate": "stop", "top": "status", "train": "launch", "upload": "push",
+}  # fmt: skip
+"""What other programs call it."""
+
 
 def explained(error: Any, commands: Iterable[str], argv: list[str] | None) -> ConfigError:
     """The parser's `error` about `argv` as one for people; `commands` are those that there are."""
@@ -23,11 +31,21 @@ def explained(error: Any, commands: Iterable[str], argv: list[str] | None) -> Co
     known = list(commands)
     text = sentence(error)
     if unknown := re.fullmatch(r"no such command '(.*?)'.*", text, re.DOTALL):
-        near = difflib.get_close_matches(unknown[1].lower(), known, n=1, cutoff=0.5)
+        word = unknown[1].lower()
+        near = [MEANT[word]] if word in MEANT else difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         said = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-        return ConfigError(f"no such command '{unknown[1]}'{said}", hint="specctl --help")
+        about = next((f" {verb}" for verb in typed[typed.index(unknown[1]) :] if verb in known), "")
+        about = about if word == "help" else ""
+        return ConfigError(f"no such command '{unknown[1]}'{said}", hint=f"specctl{about} --help")
     command = next((word for word in typed if word in known), "")
     path = error.ctx.command_path if error.ctx else f"specctl {command}".strip()
+    option = str(getattr(error, "option_name", ""))
+    above = error.ctx.parent.command.params if error.ctx and error.ctx.parent else []
+    if any(option in parameter.opts for parameter in above):
+        return ConfigError(f"{option} stands before the verb", hint=path.replace(" ", f" {option} ", 1))
+    if type(error).__name__ == "MissingParameter" and error.ctx:
+        pieces = [piece.strip("{}") for piece in error.ctx.command.collect_usage_pieces(error.ctx)[1:]]
+        return ConfigError(text, hint=f"{path} {' '.join(pieces)}; {path} --help")
     return ConfigError(text, hint=f"{path} --help")
 
 

@@ -81,6 +81,7 @@ def test_help_is_ascii_there_too(specctl: Specctl) -> None:
     for words in (("--help",), ("launch", "--help")):
         out = specctl(*words, **POSIX).out
         assert out.isascii() and "?" not in out
+        assert "bool" not in out, "an option without a value is shown without one"
 
 
 def test_no_colour_and_a_dumb_terminal(specctl: Specctl) -> None:
