@@ -45,7 +45,7 @@ TOOLS = {  # what must be there -> the Debian package it comes from
     "/usr/bin/python3": "python3",
 }
 SUITE = "bookworm"
-CONTAINER_PACKAGES = ["python3", "tmux", "procps", "tini", "grep"]
+CONTAINER_PACKAGES = ["python3", "tmux", "procps", "tini", "grep", "systemd-sysv", "libpam-systemd"]
 RECIPE = [
     "--variant=minbase",
     f"--include={','.join(CONTAINER_PACKAGES)}",
