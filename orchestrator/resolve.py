@@ -137,6 +137,9 @@ def _targets(fleet: Fleet) -> str:
 
 
 def _why(views: Sequence[TargetView]) -> str:
+    errors = [view.error for view in views if view.error is not None]
+    if len(errors) == 1 and errors[0].hint:
+        return f"{views[0].target.name}: {errors[0].message}; {errors[0].hint}"
     return "; ".join(f"{view.target.name}: {view.error.message}" for view in views if view.error is not None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import stat
 import types
 import typing
@@ -205,6 +206,11 @@ def _problem(error: ErrorDetails, cause: object, model: type[BaseModel]) -> str:
 
 
 def _unknown_key(key: str, known: Iterable[str]) -> str:
+    known = list(known)
+    meant = re.match(r"([\w-]+)(?::| +:?)(?=\S)", key)
+    if meant and meant[1] in known:
+        wants = "a colon and a space" if ":" not in key else "a space behind the colon"
+        return f"unknown key; YAML wants {wants}: `{meant[1]}: {key[meant.end() :]}`"
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]!r}?"

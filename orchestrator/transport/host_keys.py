@@ -161,6 +161,7 @@ def _forget(file: str, name: str) -> str:
 
 def _unknown(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str, str]:
     there = [file for file in options.known_hosts_files if Path(file).is_file()]
+    on_record = f"{' and '.join(there)} has none for it" if there else "there is no known_hosts file"
     more = ""
     ask = ["-o", "StrictHostKeyChecking=ask"]
     if judgement.authority:
@@ -177,7 +178,7 @@ def _unknown(judgement: Judgement, shown: str, options: SshOptions) -> tuple[str
         hint += f"accept it: {options.ssh_command_with(ask)} true; or "
     return (
         f"the host key of {options.where} is not known: the server shows {shown}, "
-        f"and {' and '.join(there) or 'no known_hosts file'} has none for it{more}",
+        f"and {on_record}{more}",
         f"{hint}let specctl trust it as it is now: specctl --accept-new status",
     )
 

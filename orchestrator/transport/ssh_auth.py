@@ -125,7 +125,10 @@ def _is_silence(error: Exception) -> bool:
 def _refused(
     who: str, tried: list[str], unusable: list[_Unusable], others: list[str], options: SshOptions, target: str
 ) -> AuthError:
+    absent = [path for path in options.identity_files if not Path(path).exists()]
     parts = [f"refused {', '.join(tried)}" if tried else "no key was there to offer"]
+    if absent and not tried and not unusable:
+        parts[0] += f" (looked for {', '.join(absent)})"
     parts += [one.why for one in unusable]
     if options.pkcs11_provider:
         add = f"ssh-add -s {shlex.quote(options.pkcs11_provider)}"
@@ -138,7 +141,7 @@ def _refused(
     elif tried:
         hint = f"put its public key into ~{options.user}/.ssh/authorized_keys there; `{options.ssh_command} true` tells"
     else:
-        hint = "make a key with ssh-keygen, or set IdentityFile for this host in ssh_config"
+        hint = "make a key with ssh-keygen and take it there with ssh-copy-id, or set IdentityFile for it in ssh_config"
     return AuthError(f"cannot log in as {who}: {'; '.join(parts)}", target=target, hint=hint)
 
 

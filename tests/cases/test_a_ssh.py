@@ -175,6 +175,9 @@ def test_a10_accept_new_trusts_once_writes_only_specctls_own_file_and_never_take
         assert refused.code == 3 and "is not known" in refused.err + refused.out
         assert "specctl --accept-new" in refused.err + refused.out
         assert not own.exists()
+        nameless = specctl("stop")
+        assert nameless.code == 3 and "name the run: box could not be asked" in nameless.err
+        assert "specctl --accept-new" in nameless.err, "the way on from there stands here too"
         accepted = specctl("--accept-new", "status", "box", COLUMNS="1000")
         assert accepted.code == 0
         assert f"{sshd.where} is trusted from now on, by ssh-ed25519 SHA256:" in accepted.err

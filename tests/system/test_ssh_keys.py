@@ -44,6 +44,15 @@ def keygen(*words: str | Path) -> None:
     subprocess.run(["ssh-keygen", "-q", *words], check=True, capture_output=True)
 
 
+def test_what_was_looked_for_is_named_where_there_is_no_key_and_no_known_hosts_file(sshd: LoopbackSshd) -> None:
+    (sshd.root / "id").rename(sshd.root / "away")
+    with pytest.raises(AuthError, match=rf"no key was there to offer \(looked for {sshd.root}/id\)"):
+        log_in(sshd)
+    sshd.known_hosts.unlink()
+    with pytest.raises(HostKeyError, match=r"and there is no known_hosts file$"):
+        log_in(sshd)
+
+
 # --- the host's key -------------------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,8 @@ def test_only_true_and_false_are_boolean(value: str) -> None:
         ("name: [a]", 'f.yaml:1: name: needs text, is a list; an empty text is written ""'),
         ("steps: 0", "f.yaml:1: steps: must be greater than or equal to 1, is 0"),
         ("optim:\n  kind: sgd", "f.yaml:2: optim.kind: must be 'adamw' or 'muon', is 'sgd'"),
+        ("optim: {lr:3}", "f.yaml:1: optim.\"lr:3\": unknown key; YAML wants a space behind the colon: `lr: 3`"),
+        ("optim: {lr 3}", "f.yaml:1: optim.\"lr 3\": unknown key; YAML wants a colon and a space: `lr: 3`"),
         ("\nvmdi: 3", "f.yaml:2: vmdi: unknown key; did you mean 'vmid'?"),
         ("optim:\n  Lr: 3", "f.yaml:2: optim.Lr: unknown key; did you mean 'lr'?"),
         ("named:\n  a b:\n    knid: x", "f.yaml:3: named.\"a b\".knid: unknown key; did you mean 'kind'?"),
