@@ -29,6 +29,8 @@ from orchestrator.model import RunSpec, make_run_id, slugify
 from orchestrator.wheelhouse import Wheelhouse
 
 Until = Literal["process", "step"]
+SECRET_CHARS = 8
+"""A shorter secret is not looked for in what is recorded: `1` or `yes` stand everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +127,28 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         env_hash=_env_hash(requirements, target.python, house) if requirements else None,
         gpus=target.gpus or [], patterns=dict(keys.patterns), specctl_version=importlib.metadata.version("specctl"),
     )  # fmt: skip
+    _keep_secret(values, spec)
     return Plan(
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements,
         wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
         inputs=config.inputs, cuda=_cuda(target, config),
     )  # fmt: skip
+
+
+def _keep_secret(values: dict[str, str], spec: RunSpec) -> None:
+    """Raises `ConfigError` when the value of a secret stands in what is recorded, or shown to everybody there."""
+    places = {
+        "the command after --": "\n".join(spec.argv), "--note": spec.note,
+        "env: of hosts.yaml": "\n".join(spec.env.values()), spec.config_path or "": spec.config_text or "",
+        "the uncommitted changes of the project": spec.git_diff or "",
+    }  # fmt: skip
+    for name, value in values.items():
+        for place, text in places.items():
+            if len(value) >= SECRET_CHARS and value in text:
+                raise ConfigError(
+                    f"the value of the secret {name} stands in {place}, which is recorded with the run",
+                    target=spec.target, hint=f"take it out there: the program finds it as {name} in its environment",
+                )  # fmt: skip
 
 
 def _look_for_script(request: Request, bundle: Bundle) -> None:

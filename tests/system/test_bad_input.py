@@ -401,3 +401,18 @@ def test_a_missing_secret_and_a_failing_program_show_no_value(specctl: Specctl) 
     never = specctl.launch("--", "no-such-program", SECRET=SECRET, OTHER="")
     assert never.code == 1 and "hunter2" not in never.out + never.err
     assert not holders(b"hunter2", specctl.workdir, specctl.home / "state")
+
+
+def test_a_secret_that_stands_where_it_would_be_recorded_is_refused_without_showing_it(specctl: Specctl) -> None:
+    local = f"workdir: {specctl.workdir}, secrets: [TOKEN]"
+    specctl.inventory.write_text(f"targets:\n  local: {{{local}}}\n  given: {{{local}, env: {{A: hf_hunter2}}}}\n")
+    (specctl.project / "run.yaml").write_text("data: [/hf_hunter2/x]\n")
+    for words, place in (
+        (["local", "--", "serve", "--token=hf_hunter2"], "the command after --"),
+        (["local", "--note", "by hf_hunter2", "--", "true"], "--note"),
+        (["given", "--", "true"], "env: of hosts.yaml"),
+        (["local", "--config", "run.yaml", "--", "true"], "run.yaml"),
+    ):
+        done = specctl("launch", *words, TOKEN="hf_hunter2")
+        assert done.code == 2 and f"the value of the secret TOKEN stands in {place}" in done.err, done.err
+        assert "hunter2" not in done.err and not specctl.workdir.exists()
