@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from orchestrator.agent.place import MODULES
 from orchestrator.errors import SpecctlError
 from orchestrator.transport.base import Transport
 
@@ -22,7 +23,7 @@ for python in /usr/local/bin/python3 /usr/local/bin/python3.[0-9] /usr/local/bin
     "${home:-/nowhere}"/.pyenv/versions/*/bin/python3 "${home:-/nowhere}"/.local/bin/python3 \
     "${home:-/nowhere}"/.local/share/uv/python/*/bin/python3; do
     [ -x "$python" ] || continue
-    timeout 5 "$python" -I -S -c 'import sys, json, ctypes
+    timeout 5 "$python" -I -S -c 'import sys, json, MODULES
 print("specctl-python %d.%d %s" % (sys.version_info[:2] + (sys.argv[1],)))' "$python" 2>/dev/null
 done
 exit 0
@@ -47,7 +48,8 @@ def hint(transport: Transport, user: str | None) -> str:
 def look(transport: Transport, user: str | None) -> list[tuple[tuple[int, int], str]]:
     """(version, path) of every whole Python 3 that was found, the newest first; empty when nobody can say."""
     try:
-        argv = ["env", "LC_ALL=C", "sh", "-c", SCRIPT, "specctl-pythons", user or ""]
+        script = SCRIPT.replace("MODULES", ", ".join(MODULES))
+        argv = ["env", "LC_ALL=C", "sh", "-c", script, "specctl-pythons", user or ""]
         said = transport.run(argv, deadline_s=LOOK_S).stdout.decode("utf-8", "replace")
     except SpecctlError:
         return []

@@ -66,6 +66,12 @@ def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
         emit({"final": True, "error": {"kind": refusal.kind, "message": refusal.message, "hint": refusal.hint}})
     except OSError as error:
         emit({"final": True, "error": {"kind": "preflight", "message": describe(error), "hint": hint_of(error)}})
+    except ImportError as error:
+        lacking = error.name or "orchestrator"
+        ours = lacking.split(".")[0] in ("orchestrator", "libtmux")
+        message = f"{sys.executable} there has no module {lacking}: it is not a whole Python"
+        kind, message = ("bug", traceback.format_exc()) if ours else ("python", message)
+        emit({"final": True, "error": {"kind": kind, "message": message, "hint": None}})
     except Exception:
         emit({"final": True, "error": {"kind": "bug", "message": traceback.format_exc(), "hint": None}})
     return 0

@@ -140,6 +140,9 @@ def test_what_a_container_lacks_is_named_with_what_it_has_and_the_key_that_mends
         assert specctl("status", "half").code == 3
     with without(containers, "/usr/lib/python3.11/ctypes"):
         assert "has no module ctypes" in refused(specctl, "half").err
+    with without(containers, "/usr/lib/python3.11/tarfile.py"):
+        done = refused(specctl, "half")
+        assert "has no module tarfile" in done.err and "apt-get install python3" in done.err
     with without(containers, "/usr/bin/python3"):
         inside(containers, 132, "ln -sf /usr/bin/python3.11 /opt/conda/bin/python3")
         assert "there is Python 3.11 at /opt/conda/bin/python3: set `python:" in refused(specctl, "half").err
@@ -157,4 +160,7 @@ def test_what_a_container_lacks_is_named_with_what_it_has_and_the_key_that_mends
         assert done.code == 0, done.err
     versions = json.loads(inside(containers, 132, f"cat /srv/half/runs/{done.json['run_id']}/run.json"))["versions"]
     assert versions["tmux"].startswith("tmux 3.")
+    with without(containers, "/usr/lib/python3.11/ctypes"):
+        seen = specctl("status", "half")
+        assert seen.code == 3 and "has no module ctypes: it is not a whole Python" in seen.out
     assert specctl("stop", "@last", "--now").code == 0
