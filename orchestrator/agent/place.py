@@ -46,17 +46,22 @@ def _python() -> None:
 
 def room(workdir: str, wanted: int) -> None:
     """Raises `Refusal` when `wanted` bytes and a run's records have no room in the workdir."""
-    there = os.statvfs(workdir)
+    if why := lacks(workdir, wanted):
+        raise Refusal(
+            "preflight", f"the workdir {workdir} {why}",
+            "make room there (specctl prune shows what can go), or choose another `workdir:` in hosts.yaml",
+        )  # fmt: skip
+
+
+def lacks(folder: str, wanted: int) -> str | None:
+    """What the disk of `folder` has too little of for `wanted` bytes and a run's records."""
+    there = os.statvfs(folder)
     free = there.f_bavail * there.f_frsize
     if free < wanted + SPARE_BYTES:
-        raise Refusal(
-            "preflight",
-            f"the workdir {workdir} has {free >> 20} MiB free, and {(wanted + SPARE_BYTES) >> 20} MiB are needed",
-            "make room there, or choose another `workdir:` in hosts.yaml",
-        )
+        return f"has {free >> 20} MiB free, and {(wanted + SPARE_BYTES) >> 20} MiB are needed"
     if there.f_files and not there.f_favail:
-        raise Refusal("preflight", f"the file system of the workdir {workdir} has no free inodes",
-                      "remove files there, or choose another `workdir:` in hosts.yaml")  # fmt: skip
+        return "is on a file system that has no free inodes"
+    return None
 
 
 def _file_system(call: Call) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import gpu, proc, system, tmux
+from orchestrator.agent import gpu, place, proc, system, tmux
 from orchestrator.agent.main import Call, Refusal
 
 ASK_S = 20.0
@@ -58,6 +58,8 @@ def _workdir(workdir: str) -> dict[str, Any]:
         problem = f"{nearest} is not a directory"
     if problem is None and not os.access(nearest, os.W_OK | os.X_OK):
         problem = f"{system.account().pw_name} cannot write in {nearest}"
+    if problem is None and (lacks := place.lacks(nearest, 0)):
+        problem = f"it {lacks}"
     there = nearest == workdir
     return {"workdir_there": there, "workdir_problem": problem, "free_bytes": free, "total_bytes": total}
 

@@ -141,7 +141,7 @@ def _problems(target: Target, survey: Survey, offset_s: float, asked_s: float) -
     if survey.grep is None:
         found.append(Problem(what="grep not found: logs cannot be searched", mend="apt-get install grep", fatal=False))
     if survey.workdir_problem:
-        mend = "choose another `workdir:` of this target in hosts.yaml, or make it writable"
+        mend = "see that it can be written and has room, or choose another `workdir:` of this target in hosts.yaml"
         found.append(Problem(what=f"the workdir {survey.workdir} cannot be used: {survey.workdir_problem}", mend=mend))
     elif survey.free_bytes is not None and survey.free_bytes < LITTLE_BYTES:
         free = f"{survey.free_bytes / 2**30:.1f} GiB are free for the workdir {survey.workdir}"

@@ -159,6 +159,8 @@ def test_a_disk_that_fills_up_leaves_nothing_that_a_later_launch_would_believe(b
 
         (fillers / "large").write_bytes(bytes(free_bytes(place) - (3 << 20)))
         assert "MiB free, and 4 MiB are needed" in refused(box).err
+        told = box("targets", "box")
+        assert told.code == 1 and "MiB free, and 4 MiB are needed" in told.out
         shutil.rmtree(fillers)
         run_id = box.launch("--until", "process", "--", "sleep", "60", target="box").json["run_id"]
         fillers.mkdir()
