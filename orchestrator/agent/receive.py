@@ -23,7 +23,7 @@ from orchestrator.agent.tree import PART, Entry, at, decoded, encoded, entry, pa
 NEWS_S = 0.5
 IDLE_S = 600
 """So long nothing may come before the laptop is taken for gone."""
-OURS = ("agents", "bundles", "envs", "wheelhouses", "pushes", "pycache")
+OURS = ("agents", "bundles", "envs", "wheels", "pushes", "pycache", "prune.lock")
 
 
 def run(call: Call) -> None:
@@ -115,10 +115,11 @@ def place(call: Call) -> dict[str, Any]:
     elif into or (merge and kind == "file"):
         root = os.path.join(root, encoded(name))
     text = decoded(root)
-    for folder in OURS:
-        own = f"{call.paths.workdir}/{folder}"
-        if text == own or text.startswith(f"{own}/"):
-            raise Refusal("usage", f"{shown(text)} is specctl's own there: what lies in {folder}/ goes by its content")
+    tops = call.request["names"] if kind == "dir" and text == call.paths.workdir else [""]
+    for one in (os.path.join(text, str(name)) for name in tops):
+        for own in (f"{call.paths.workdir}/{name}" for name in OURS):
+            if one.rstrip("/") == own or one.startswith(f"{own}/"):
+                raise Refusal("usage", f"{shown(one)} is specctl's own there", "choose another place")
     above, free = room(root)
     if not os.path.isdir(above):
         raise Refusal("preflight", f"{shown(decoded(above))} is there, and is no folder", "choose another place")

@@ -111,14 +111,16 @@ def test_where_a_source_comes_to_lie(
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("HOME", str(tmp_path / "h"))
     dst = f"{tmp_path}{destination}" if destination.startswith("/") else destination
-    request = {"dst": dst, "name": "src", "kind": kind, "names": ["a", "b"]}
+    request: dict[str, object] = {"dst": dst, "name": "src", "kind": kind, "names": ["", "a", "b"]}
     call = Call(
         request=request, payload=sys.stdin.buffer, paths=WorkPaths(workdir=f"{tmp_path}/w"), emit=lambda frame: None
     )  # fmt: skip
     assert receive.place(call)["root"] == f"{tmp_path}/{place}"
-    request["dst"] = f"{tmp_path}/w/bundles/x"
-    with pytest.raises(Refusal, match="specctl's own"):
-        receive.place(call)
+    merged = {"kind": "dir", "names": ["", "a", "wheels"], "dst": f"{tmp_path}/w/."}
+    for more in ({"dst": "bundles/x"}, {"dst": "wheels/x"}, {"dst": "prune.lock"}, merged):
+        request.update(more)
+        with pytest.raises(Refusal, match="specctl's own"):
+            receive.place(call)
 
 
 def test_what_cannot_be_pushed_is_one_message_and_changes_nothing(specctl: Specctl) -> None:
