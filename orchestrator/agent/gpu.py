@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from orchestrator.agent.main import Refusal
 DEV = "/dev"
 MODULE = "/proc/driver/nvidia/version"
 ASK_S = 10
+KEPT_S = 3.0
+POLL_S = 0.2
 COMMON = ("nvidiactl", "nvidia-uvm")
 LOADS = {
     "nvidia-uvm": "on the node load it (nvidia-modprobe -c 0 -u, or modprobe nvidia-uvm), then pass /dev/nvidia-uvm on "
@@ -206,6 +209,27 @@ def _problem(path: str) -> tuple[str, str] | None:
     return None
 
 
+def kept(devices: set[str], *, within_s: float = KEPT_S) -> list[str]:
+    """What of the memory of these GPUs is still in use when nobody here has them open any more."""
+    give_up_at = time.monotonic() + within_s
+    while devices:
+        full = [row for row in ask().rows if f"{DEV}/nvidia{row['index']}" in devices and _in_use(row)]
+        said = [
+            f"GPU {row['index']}: {row['memory_used_mib']:,} of {row['memory_total_mib']:,} MiB are still in use, and "
+            "no process that can be seen there has it open"
+            for row in full if not _holders(f"{DEV}/nvidia{row['index']}")
+        ]  # fmt: skip
+        if not said or time.monotonic() > give_up_at:
+            return said
+        time.sleep(POLL_S)  # a driver may take a moment to give back what a killed process had
+    return []
+
+
+def _in_use(row: dict[str, Any]) -> bool:
+    used, total = row["memory_used_mib"], row["memory_total_mib"]
+    return bool(used and total and used > total // 20)
+
+
 def _described(row: dict[str, Any]) -> str:
     text = f"GPU {row['index']} {row['name']}"
     used, total = row["memory_used_mib"], row["memory_total_mib"]
@@ -214,7 +238,7 @@ def _described(row: dict[str, Any]) -> str:
     holders = _holders(f"{DEV}/nvidia{row['index']}")
     if holders:
         text += f", open in {', '.join(holders[:3])}" + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
-    elif used and total and used > total // 20:
+    elif _in_use(row):
         text += ", and who uses the rest cannot be seen from here"
     return text
 

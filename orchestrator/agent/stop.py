@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.agent import cgroup, files, proc, records
+from orchestrator.agent import cgroup, files, gpu, proc, records
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe, without_record
 from orchestrator.model import ExitRecord, Process, RunPaths, StopperRecord, StopRequest, to_json
@@ -46,10 +46,15 @@ def run(call: Call) -> None:
     nonce, request = found[0].nonce, _request(call)
     if records.exit_record(paths) is None:
         files.write_json(paths.stop, to_json(request), durable=True)
+    used = set()
+    if processes := tree(paths, nonce):
+        used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in found[0].gpus)}
     watch(call, paths, nonce, request)
     last = probe(call, [run_id], time.time())[0]
+    left = tree(paths, nonce)
     call.emit({
-        "final": True, "probe": to_json(last), "remaining": [to_json(process) for process in tree(paths, nonce)],
+        "final": True, "probe": to_json(last), "remaining": [to_json(process) for process in left],
+        "kept": [] if left else gpu.kept(used),
     })  # fmt: skip
 
 

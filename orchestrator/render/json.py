@@ -118,6 +118,7 @@ def of_stop(result: stop.Result) -> dict[str, Any]:
         result.verdict.observed_at, run_id=result.probe.run_id, target=result.target.name, state=result.verdict.state,
         why=result.verdict.why,
         remaining=[{"pid": one.pid, "name": one.name, "state": one.state} for one in result.remaining],
+        gpu_memory_kept=result.kept,
     )  # fmt: skip
 
 

@@ -66,3 +66,5 @@ def show(console: Console, result: Result) -> None:
         return
     said = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
     line(console, lead + Text(f"{said} ({verdict.why})"), first=0)
+    for text in result.kept:
+        line(console, f"{text}: it may be another container's; the node's own nvidia-smi says whose", style="yellow")

@@ -23,6 +23,8 @@ class Result:
     probe: Probe
     verdict: Verdict
     remaining: list[Process]
+    kept: list[str]
+    """Memory of its GPUs that is in use still, though nobody is seen to use it."""
     notes: list[str]
     was_live: bool
     """Whether something of it was running when the stop was asked for."""
@@ -58,7 +60,8 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
     probe = understood(Probe, final.get("probe"), run.target)
     return Result(
         target=run.target, probe=probe, verdict=health.judge(probe),
-        remaining=understood(list[Process], final.get("remaining"), run.target), notes=found.notes,
+        remaining=understood(list[Process], final.get("remaining"), run.target),
+        kept=[str(text) for text in final.get("kept") or []], notes=found.notes,
         was_live=run.verdict.live or bool(run.probe.tree),
     )  # fmt: skip
 

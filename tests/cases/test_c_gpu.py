@@ -1,4 +1,4 @@
-"""C1, C2, C3, C6 of the public cases: GPUs that are there for nvidia-smi, for root, or for yesterday's driver only.
+"""C1, C2, C3, C5, C6 of the public cases: GPUs that are there for nvidia-smi, for root, or for yesterday's driver only.
 
 nvidia-smi is a program that prints what the real one prints; the device files are real ones, of the null device.
 """
@@ -186,9 +186,23 @@ def test_c3_a_running_run_stays_running_and_a_new_start_is_refused(specctl: Spec
     assert (row["run_id"], row["state"]) == (run_id, "RUNNING") and done.code == 0
     assert "driver/library version mismatch" in done.json["targets"][0]["gpus_error"]
     specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}, gpus: [0]}}\n")
-    done = specctl("launch", "local", "--no-source", "--", sys.executable, program, **environ)
+    done = specctl("launch", "local", "--no-source", "--", "true", **environ)
     assert done.code == 1 and "driver/library version mismatch" in done.err and "570.195" in done.err
     assert specctl.status(run_id)["state"] == "RUNNING"
+
+
+def test_c5_memory_that_stays_in_use_after_a_stop_is_reported(specctl: Specctl, tmp_path: Path) -> None:
+    run_id = specctl.launch("--until", "process", "--", "sleep", "600").json["run_id"]
+    record = specctl.run_dir(run_id) / "run.json"
+    asked = json.loads(record.read_text())
+    asked["spec"]["gpus"] = [0, 1]  # this machine has none that a launch would find
+    record.write_text(json.dumps(asked))
+    fake_smi(tmp_path, "0, NVIDIA GeForce RTX 3090, 0, 20480, 24576\n1, NVIDIA GeForce RTX 3090, 0, 3, 24576\n")
+    done = specctl("stop", run_id, "--now", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.code == 0 and "no process of it is left" in done.out
+    assert "GPU 0: 20,480 of 24,576 MiB are still in use" in done.out and "GPU 1" not in done.out
+    again = specctl("stop", run_id, "--json", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert again.json["gpu_memory_kept"] == [], "of a run that had ended nothing can be said"
 
 
 def test_a_configuration_that_names_more_gpus_than_are_declared_is_refused_at_once(specctl: Specctl) -> None:
