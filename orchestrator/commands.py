@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 RUN, TARGET, PLACE, EITHER, MORE = "run", "target", "target or group", "run, target or group", "..."
+FILE = "file that has a schema"
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "launch": (TARGET,),
@@ -13,7 +14,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "show": (RUN,),
     "attach": (RUN,),
     "targets": (PLACE, MORE),
-    "schema": (),
+    "schema": (FILE,),
     "push": (TARGET,),
     "pull": (RUN,),
     "prune": (PLACE, MORE),

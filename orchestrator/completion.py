@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import index
-from orchestrator.commands import COMMANDS, EITHER, MORE, PLACE, RUN, TARGET
+from orchestrator.commands import COMMANDS, EITHER, FILE, MORE, PLACE, RUN, TARGET
 
 VARIABLE = "_SPECCTL_COMPLETE"
 NEWEST = 100
@@ -99,7 +99,13 @@ def _either(word: str, inventory: str | None = None) -> list[str]:
     return [*_places(word, inventory), *_runs(word, inventory)]
 
 
-WORDS: dict[str, Callable[..., list[str]]] = {RUN: _runs, TARGET: _targets, PLACE: _places, EITHER: _either}
+def _files(word: str) -> list[str]:
+    return _fitting(("hosts", "config", "command"), word)
+
+
+WORDS: dict[str, Callable[..., list[str]]] = {
+    RUN: _runs, TARGET: _targets, PLACE: _places, EITHER: _either, FILE: _files,
+}  # fmt: skip
 
 
 def _fitting(words: Iterable[str], incomplete: str) -> list[str]:

@@ -77,7 +77,7 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
                     return Resolved(run=runs_of(view)[0], notes=notes)
                 if query == LAST:
                     raise NotFound(
-                        f"@last is {wanted}, and {launch.target} has no such run: that launch never got as far",
+                        f"@last is {wanted}, and {launch.target} has no such run: removed, or never got that far",
                         hint="name an older run, or launch again; specctl status lists the runs there are",
                     )
                 break

@@ -88,6 +88,9 @@ def test_it_shows_first_and_removes_only_what_was_shown_with_yes(specctl: Specct
     assert sorted(path.name for path in (specctl.workdir / "runs").iterdir()) == [live]
     assert specctl.status(live)["state"] == "RUNNING"
     assert specctl("prune", "--older-than", "3d").code == 2
+    lines = (specctl.home / "state/specctl/launches.jsonl").read_text().splitlines(keepends=True)
+    (specctl.home / "state/specctl/launches.jsonl").write_text(lines[0])
+    assert "has no such run: removed, or never got that far" in specctl("logs", "@last").err
     done = specctl("launch", "local", "--no-source", "--until", "process", "--", "sleep", "5")
     assert done.code == 0, done.err
 
