@@ -151,10 +151,11 @@ def _one(
     paths: RunPaths, spec: RunSpec, record: dict[str, Any], *, tree: list[Process], boot: str, oom_kills: int,
     now: float, elsewhere: str | None,
 ) -> Probe:  # fmt: skip
-    # The exit record is read after the walk over /proc: a run that ends in between has ended, and is not lost.
+    # The records are read after the walk over /proc: a run that ends in between has ended, and is not lost. But then
+    # the walk is too old: a program that is on record as ended would be a process that it has left behind.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
     attempt = supervisor.attempt if supervisor else 1
-    if ended is not None:
+    if ended is not None or (supervisor and supervisor.program_exit):
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
     supervisor_alive = bool(supervisor and proc.same(supervisor.pid, supervisor.start_ticks))
     program = None

@@ -27,6 +27,8 @@ from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, Super
 PR_SET_CHILD_SUBREAPER = 36
 QUICK_S = 3.0
 """How long after the start everything is looked at often: this is when programs die and logs are opened."""
+LAST_WORDS_BYTES = 64 << 20
+"""So much of what a program has printed is read before its end is recorded; the rest after that."""
 INDEX_BYTES = 1 << 20
 INDEX_S = 5.0
 """How close the marks stand by which `logs --since` finds a time, in a log that grows."""
@@ -208,6 +210,18 @@ class Supervisor:
         self._mark_index()
         self.pane.follow(self.logs.followers)
 
+    def _read_last_words(self, now: float) -> None:
+        """What the program printed last is on record before its end is: who reads of a failure wants its exception."""
+        followers = self.logs.followers
+        end = sum(follower.offset for follower in followers) + LAST_WORDS_BYTES
+        try:
+            self._read_on(now, quick=True)
+            while any(one.behind for one in followers) and sum(one.offset for one in followers) < end:
+                self._read_on(now, quick=True)
+            self._write_scan()
+        except OSError:
+            pass
+
     def _reap(self, program: subprocess.Popen[bytes], now: float) -> None:
         """Collects every child that has ended: the program, and the orphans the supervisor inherited."""
         while True:
@@ -225,6 +239,7 @@ class Supervisor:
                     self.orphan_codes.append(code)
                 continue
             program.returncode = code
+            self._read_last_words(now)
             self.record = dataclasses.replace(
                 self.record,
                 program_exit=ProgramExit(

@@ -98,7 +98,7 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
     why = verdict.why if result.verified and verdict else result.why
     for text in why.removeprefix(f"{state}: ").splitlines():
         line(console, text)
-    _show_foreign(console, result)
+    _show_foreign(console, result, program)
     _show_findings(console, result)
     if result.tail and not result.verified:
         console.print()
@@ -110,8 +110,11 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
         console.print(f"  {program} {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_foreign(console: Console, result: Result) -> None:
-    for log in result.probe.foreign_logs if result.probe else []:
+def _show_foreign(console: Console, result: Result, program: str) -> None:
+    logs = result.probe.foreign_logs if result.probe else []
+    # One that is plainly this run's has nothing to say that another one has not: `specctl show` lists them all.
+    plain_ones = [log for log in logs if not (log.before or log.shared) and log.exact]
+    for log in [log for log in logs if log not in plain_ones[1:]]:
         text = f"it writes a log of its own: {log.path}"
         if log.truncated:
             text += f" (the {size(log.before)} that were there before, {log.before:,} bytes, it has overwritten)"
@@ -119,6 +122,8 @@ def _show_foreign(console: Console, result: Result) -> None:
             text += f" ({log.before:,} bytes were there before this run; only what comes after them is followed)"
         else:
             text += " (new, or empty before this run)"
+            if len(plain_ones) > 1:
+                text += f", and {len(plain_ones) - 1} more such: {program} show {result.plan.spec.run_id}"
         if log.shared:
             text += f"; {log.shared} writes it too, so nobody can tell whose a line is, and none is used"
         if not log.exact:

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 
 from orchestrator.health import age
-from orchestrator.render.text import size
+from orchestrator.render.text import count, size
 from orchestrator.verbs.logs import Logs, Since
 
 NOT_ERE = re.compile(r"\\[dDnt]|[*+?}]\?|\(\?")
@@ -23,10 +23,16 @@ def of_what(found: Logs, grep: str | None) -> str:
         f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: {verdict.state} ({verdict.why}); "
         f"{found.matched:,} of {found.total:,} lines; last byte {byte_age}"
     )
-    for log in found.foreign:
+    whole = [log for log in found.foreign if not (log["before"] or log["restarts"] or log.get("shared"))]
+    for log in [log for log in found.foreign if log not in whole[1:]]:
         text += f"; also {log['path']} from byte {log['base']:,} on"
+        if log in whole[:1] and len(whole) > 1:
+            text += f", and {len(whole) - 1} more of its own logs"
         if log["before"]:
             text += f" ({size(log['before'])} from before are not shown)"
+        if log["restarts"]:
+            begun = count(log["restarts"], "time")
+            text += f" (begun again {begun}: what it held before is shown as far as it is still there)"
         if log.get("shared"):
             text += f", to byte {log['until']:,}: {log['shared']} writes it too, and nobody can tell whose the rest is"
     if grep is not None and not found.matched and (unknown := NOT_ERE.search(grep)):

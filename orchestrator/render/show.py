@@ -218,7 +218,7 @@ class _Page:
             text = f"{named(finding)} at byte {finding.offset:,}{times}"
             self._row("exceptions" if number_ == 0 else "", one_line(text), style="yellow")
         if total > min(FINDINGS, len(findings)):
-            self._row("", f"{total:,} in all: specctl logs {self.run.run_id} --grep Error")
+            self._row("", f"{total:,} in all: specctl logs {self.run.run_id} --errors")
 
     def checkpoints(self) -> None:
         whole = [one for one in self.shown.checkpoints if one.damage is None]

@@ -73,8 +73,9 @@ def _why(run: Run) -> str:
 
 
 def _words(run: Run) -> str:
-    """Why, in short; a log of its own that the run writes; the note."""
-    own = [f"log {log.path}" for log in run.probe.foreign_logs]
+    """Why, in short; the first log of its own that the run writes; the note."""
+    logs = run.probe.foreign_logs
+    own = [f"log {logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")] if logs else []
     why = _why(run)
     words = ("" if why == f"step {run.verdict.step}" else shorten(why), *own, run.probe.note)
     return one_line(" · ".join(filter(None, words)))

@@ -112,6 +112,9 @@ def judged(group: Group, probe: Probe, verdict: Verdict) -> Judged:
     if ended:
         return Judged(group=group, ended="worker", why=f"{', '.join(ended)} ended with it")
     if group.followed or _stepped_since(group, probe):
+        if group.down:
+            why = f"steps followed it, although the log says that {', '.join(group.down)} ended with it"
+            return Judged(group=group, ended=None, why=why)
         return Judged(group=group, ended=None, why="steps followed it: a finding, no failure")
     if verdict.live:
         return Judged(group=group, ended=None, why="nothing has ended with it, and no step has followed it yet")

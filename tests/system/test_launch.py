@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from orchestrator.agent import probe, records
+from orchestrator.model import Process, RunPaths
 from tests.driver import Specctl, poll_until
 
 PYTHON = sys.executable
@@ -250,3 +254,24 @@ def test_a_run_on_a_place_with_two_names_is_listed_once(specctl: Specctl) -> Non
     rows = specctl("status", "--json").json["runs"]
     assert [(row["run_id"], row["target"]) for row in rows] == [(run_id, "second")]
     assert specctl("stop", "steps").code == 0
+
+
+def test_a_failure_is_told_with_the_exception_that_was_printed_before_it(specctl: Specctl) -> None:
+    program = "print(('x' * 99 + chr(10)) * 400_000, flush=True); import nonexistent_module"
+    script = f'sleep 1000 & exec {PYTHON} -c "$0"'
+    done = specctl.launch("--", "sh", "-c", script, program)
+    assert (done.json["state"], done.json["error"]["type"]) == ("FAILED", "ModuleNotFoundError")
+
+
+def test_a_program_that_ends_during_a_look_is_no_process_that_is_left(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, "-c", "import nonexistent_module").json["run_id"]
+    paths = RunPaths(root=str(specctl.run_dir(run_id)), run_id=run_id)
+    poll_until(lambda: Path(paths.exit).exists())
+    Path(paths.exit).unlink()
+    supervisor, found = records.supervisor(paths), records.spec(paths)
+    assert supervisor is not None and supervisor.program_pid is not None and found is not None
+    walked = Process(pid=supervisor.program_pid, start_ticks=supervisor.program_start_ticks or 0, name="x", state="R")
+    seen = probe._one(
+        paths, *found, tree=[walked], boot=supervisor.boot, oom_kills=0, now=time.time(), elsewhere=None
+    )  # fmt: skip
+    assert seen.tree == [] and seen.program is None

@@ -242,3 +242,14 @@ def test_rotated_and_new_logs_are_followed_without_a_supervisor_too(specctl: Spe
     row = specctl.status(run_id)
     assert row["state"] == "RUNNING" and {Path(log["path"]).name for log in row["foreign_logs"]} == {
         "train.log", "second.log"}  # fmt: skip
+
+
+def test_of_many_logs_of_its_own_the_first_is_named_and_the_others_are_counted(specctl: Specctl) -> None:
+    names = [str(specctl.home / f"rank{number}.log") for number in range(5)]
+    script = f"while :; do i=$((i+1)); echo step=$i loss=1 tok/s=5; sleep .05; done | tee {' '.join(names)}"
+    done = specctl("launch", "local", "--", "bash", "-c", script)
+    run_id = done.out.split()[1]
+    poll_until(lambda: len(specctl.status(run_id)["foreign_logs"]) == 5)
+    for shown in (specctl("status", run_id).out, specctl("logs", run_id, "-n", "1").err.splitlines()[-1]):
+        assert sum(shown.count(name) for name in names) == 1 and "and 4 more" in shown
+    assert sum(specctl("show", run_id).out.count(name) for name in names) >= 5
