@@ -12,6 +12,7 @@ import io
 import json
 import re
 import secrets
+import shlex
 import sys
 import tarfile
 import zipfile
@@ -234,7 +235,14 @@ class Agent:
             )  # fmt: skip
         code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
         tail = ": " + " / ".join(said[-3:]) if said else ""
-        return errors.NoAnswer(f"the agent gave no answer ({code}){tail}", target=self.target.name)
+        hint = None
+        if self.target.ssh is not None and self.target.vmid is None and noise.strip() and done.exit_code in (0, 1):
+            hint = (
+                f"try by hand: ssh {shlex.quote(self.target.ssh)} echo works; a start-up file of that user (~/.bashrc) "
+                "may end the shell, or a forced command may take its place"
+            )
+        message = f"the agent gave no answer ({code}){tail.rstrip('.')}"
+        return errors.NoAnswer(message, target=self.target.name, hint=hint)
 
     @staticmethod
     def _final(found: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -260,8 +260,9 @@ def test_a12_a_coloured_notice_of_the_start_up_is_in_nobodys_way(
 def test_a12_a_start_up_that_lets_no_command_through_is_named(
     sshd: LoopbackSshd, pool: NodePool, tmp_path: Path, start_up: str, words: str
 ) -> None:
-    with pytest.raises(AgentError, match=words):
+    with pytest.raises(AgentError, match=words) as caught:
         raise asked(sshd, pool, tmp_path, start_up) or AssertionError("it answered")
+    assert "reads stdin" in words or "try by hand: ssh node1 echo works; a start-up file" in (caught.value.hint or "")
 
 
 def test_a12_a_start_up_that_hangs_is_told_with_what_it_said(
