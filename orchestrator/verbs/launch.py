@@ -235,6 +235,8 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
                 result.why += f"\n{LOGGED_OUT}"
             # A short program may have stepped and ended well before it was looked at.
             result.verified = verdict.state == "SUCCEEDED" and plan.until == "step" and rung == "step"
+            if verdict.state == "SUCCEEDED" and not result.verified:
+                result.why += f"\nit was over before a {plan.until} was seen{_without_steps(plan, verdict)}"
             return
         now = time.monotonic()
         if verdict.state == "DEGRADED":
@@ -266,8 +268,16 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         if late and not proven:
             missing = health.missing(probe, verdict)
             result.why = f"no {plan.until} within {limit_s:.0f} s ({missing}); it is {verdict.state}: {verdict.why}"
+            result.why += _without_steps(plan, verdict)
             return
         time.sleep(POLL_S)
+
+
+def _without_steps(plan: Plan, verdict: Verdict) -> str:
+    """What to do where a program of somebody's own was waited on for a step, and has printed none."""
+    if plan.until == "process" or plan.spec.trainer or verdict.step is not None:
+        return ""
+    return "; for a program without steps: --until process; for step lines of another form: docs/step-lines.md"
 
 
 def _tail(agent: Agent, run_id: str) -> list[str]:

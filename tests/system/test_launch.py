@@ -48,6 +48,8 @@ def test_a_program_that_exits_0_at_once_is_not_verified(specctl: Specctl, until:
     done = specctl.launch("--until", until, "--", "true")
     assert done.code == 1
     assert done.json["state"] == "SUCCEEDED" and not done.json["verified"]
+    assert f"it was over before a {until} was seen" in done.json["error"]["message"]
+    assert ("without steps: --until process" in done.json["error"]["message"]) == (until == "step")
 
 
 def test_an_exit_code_behind_a_shell_is_the_runs_own(specctl: Specctl) -> None:
@@ -61,6 +63,7 @@ def test_a_program_that_never_steps_is_not_verified_and_goes_on(specctl: Specctl
     done = specctl.launch("--timeout", "2", "--", PYTHON, specctl.program("never_steps.py"))
     assert done.code == 1
     assert not done.json["verified"] and done.json["rung"] == "log"
+    assert "without steps: --until process" in done.json["error"]["message"]
     assert specctl.processes(done.json["run_id"])
 
 
