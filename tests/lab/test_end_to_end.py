@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +14,16 @@ from tests.lab.lab import Lab
 
 WORKDIR = "/root/w"
 ALIVE = {"RUNNING", "STARTING"}
+TWO_LOGS = """
+import os, time
+n, log = 0, open('mine.log', 'a', buffering=1)
+while not os.path.exists('end'):
+    n += 1
+    print('own', n)
+    print('mine', n, file=log)
+    time.sleep(.02)
+raise LookupError('the end')
+"""
 
 
 @pytest.fixture
@@ -147,3 +159,32 @@ def test_a_run_as_another_user_of_the_container(specctl: Specctl, lab: Lab) -> N
     first = specctl("logs", "@last").out.splitlines()[0]
     assert first.startswith(f"{uid} /home/train /home/train/w/runs/")
     assert specctl("stop", "@last").code == 0
+
+
+def test_following_since_and_errors_reach_through_ssh_and_pct_and_over_a_broken_link(
+    specctl: Specctl, lab: Lab
+) -> None:
+    run_id = specctl.launch("--until", "process", "--", "python3", "-c", TWO_LOGS, target="ct101").json["run_id"]
+    lines, said = specctl.home / "lines", specctl.home / "said"
+    with lines.open("wb") as out, said.open("wb") as err:
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "logs", run_id, "-f"], cwd=specctl.project, env=specctl.environ,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+        )  # fmt: skip
+    for number in (1, 2):
+        size = lines.stat().st_size
+        poll_until(lambda size=size: lines.stat().st_size > size, what="a followed line")
+        assert lab.on_node(["pkill", "-KILL", "-f", "^sshd: root@notty"]).returncode == 0
+        poll_until(lambda number=number: said.read_text().count("resumed at byte") == number, what=said.read_text())
+    lab.inside(101, ["touch", f"{WORKDIR}/runs/{run_id}/code/end"], check=True)
+    assert follower.wait(timeout=60) == 1, "as the run ended"
+    shown = lines.read_text().splitlines()
+    mine = [line for line in shown if line.startswith("mine")]
+    assert mine == [f"mine {n + 1}" for n in range(len(mine))]
+    assert [line for line in shown if line.startswith("own")] == [f"own {n + 1}" for n in range(len(mine))]
+    assert "LookupError: the end" in shown
+
+    [group] = specctl("logs", run_id, "--errors", "--json").objects
+    assert (group["type"], group["message"], group["ended"]) == ("LookupError", "the end", "run")
+    since = specctl("logs", run_id, "--since", "10m")
+    assert sorted(since.out.splitlines()) == sorted(shown) and "the run began only" in since.err
