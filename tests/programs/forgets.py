@@ -1,4 +1,4 @@
-"""Runs itself again with an empty environment, as `env -i` or a program that overwrites its title would."""
+"""Runs itself again with an empty environment, as `env -i` does."""
 
 import os
 import sys

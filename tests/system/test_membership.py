@@ -20,8 +20,9 @@ def supervisor(specctl: Specctl, run_id: str) -> dict[str, int]:
     return dict(json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text()))
 
 
-def test_a_program_that_lost_its_environment_is_still_the_runs(specctl: Specctl) -> None:
-    done = specctl.launch("--", PYTHON, specctl.program("forgets.py"))
+@pytest.mark.parametrize("program", ["forgets.py", "titled.py"])
+def test_a_program_that_lost_its_environment_is_still_the_runs(specctl: Specctl, program: str) -> None:
+    done = specctl.launch("--", PYTHON, specctl.program(program))
     assert done.code == 0, done.out
     run_id = done.json["run_id"]
     record = supervisor(specctl, run_id)

@@ -97,11 +97,12 @@ def test_a_killed_program_is_killed_and_not_stopped(specctl: Specctl) -> None:
 
 
 def test_supervisor_and_program_both_gone_without_a_record_is_lost(specctl: Specctl) -> None:
-    run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
+    run_id = specctl.launch("--", PYTHON, specctl.program("checkpoints.py")).json["run_id"]
     supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())
     os.kill(supervisor["pid"], signal.SIGKILL)
     specctl.kill(run_id)
     poll_until(lambda: not specctl.processes(run_id))
+    assert '"phase": "train"' in (specctl.run_dir(run_id) / "heartbeat.json").read_text(), "F3: it says that it trains"
     done = specctl("status", run_id)
     assert done.code == 1 and "LOST" in done.out
 
