@@ -114,7 +114,9 @@ def loads(text: str, model: type[M], name: str = "<text>") -> M:
     except RecursionError as error:
         raise TypedYamlError("is nested too deeply", file=name) from error
     if tree is None:
-        raise TypedYamlError("is empty; write {} to mean so", file=name, line=1)
+        needs = [field.alias or key for key, field in model.model_fields.items() if field.is_required()]
+        advice = f"needs {', '.join(needs)}" if needs else "write {} to mean so"
+        raise TypedYamlError(f"is empty; {advice}", file=name, line=1)
     if not isinstance(tree, dict):
         raise TypedYamlError(f"needs a mapping (key: value) at the top, is {show(tree)}", file=name, line=1)
     try:

@@ -168,6 +168,8 @@ def test_a_typo_is_reported_before_the_key_that_it_leaves_missing() -> None:
     with pytest.raises(TypedYamlError) as caught:
         loads("x: 1\ntarge: a", Needs, "f.yaml")
     assert str(caught.value) == "f.yaml:1: x: unknown key; known here: target"
+    with pytest.raises(TypedYamlError, match=r"^f\.yaml:1: is empty; needs target$"):
+        loads("", Needs, "f.yaml")
     with pytest.raises(TypedYamlError) as caught:
         loads("{}", Needs, "f.yaml")
     assert str(caught.value) == "f.yaml:1: target: is missing"
