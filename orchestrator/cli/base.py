@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from rich.text import Text
 
 from orchestrator.commands import RUN
 from orchestrator.completion import offer
-from orchestrator.errors import SpecctlError
+from orchestrator.errors import LinkLost, SpecctlError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.render import json as as_json
@@ -123,7 +124,14 @@ def fleet_of(ctx: typer.Context, inventory: str | None) -> Iterator[Fleet]:
 def errors(json: bool) -> Iterator[None]:
     """Turns an error meant for people into its text and its exit code."""
     try:
-        yield
+        try:
+            yield
+        except EOFError as error:
+            # The parser would take it for a Ctrl-D, say nothing and exit as if interrupted.
+            raise LinkLost(
+                f"a connection ended in the middle ({_place(error)}); what was asked for may have been done",
+                hint="ask again",
+            ) from error
     except SpecctlError as error:
         if json:
             print(as_json.text(as_json.of_error(error)))
@@ -131,6 +139,12 @@ def errors(json: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, for whoever is told of it."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 def complain(error: SpecctlError) -> None:

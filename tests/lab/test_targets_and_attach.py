@@ -19,14 +19,14 @@ def specctl(lab: Lab) -> Iterator[Specctl]:
     inventory = """
 defaults: {ssh: pve}
 targets:
-  ct101: {vmid: 101, workdir: ~/w, user: train}
+  ct101: {vmid: 101, workdir: ~/seen, user: train}
   ct102: {vmid: 102, workdir: /root/w}
   other: {vmid: 102, workdir: /root/w, user: nobody-of-that-name}
 """
     driver = Specctl(inventory, SPECCTL_SSH_CONFIG=str(lab.ssh_config))
     yield driver
     driver("stop", "@last", "--now")
-    script = "tmux -S /home/train/w/tmux-$(id -u train) kill-server; rm -rf /home/train/w"
+    script = "tmux -S /home/train/seen/tmux-$(id -u train) kill-server; for i in $(seq 50); do rm -rf /home/train/seen && break; sleep 0.1; done"
     lab.inside(101, ["sh", "-c", script], capture_output=True)
     driver.close()
 
@@ -40,11 +40,11 @@ def test_targets_tells_containers_that_are_ready_from_those_that_are_not(specctl
     assert done.code == 1
     rows = {row["name"]: row for row in done.json["targets"]}
     assert rows["ct101"]["ready"] and rows["ct101"]["found"]["user"] == "train"
-    assert rows["ct101"]["found"]["workdir"] == "/home/train/w"
+    assert rows["ct101"]["found"]["workdir"] == "/home/train/seen"
     [problem] = [one for one in rows["ct102"]["problems"] if one["fatal"]]
     assert "tmux not found" in problem["what"] and "apt-get install tmux" in problem["mend"]
     assert "no user 'nobody-of-that-name'" in rows["other"]["error"]["message"] and rows["other"]["reachable"]
-    assert lab.inside(101, ["test", "-e", "/home/train/w"], check=False).returncode == 1
+    assert lab.inside(101, ["test", "-e", "/home/train/seen"], check=False).returncode == 1
     lab.stop(102)
     try:
         done = specctl("targets", "ct102")

@@ -116,7 +116,7 @@ def test_leaving_a_followed_log_says_of_what_it_was_and_that_the_run_goes_on(spe
 
 def test_a_followed_log_whose_link_is_lost_says_so_and_that_the_state_is_unknown(specctl: Specctl) -> None:
     run_id = steps(specctl)
-    following = specctl.start("logs", "-f", run_id)
+    following = specctl.start("logs", "-f", run_id, "--patience", "0")
     assert following.stdout is not None and following.stdout.readline().startswith("step=")
     for pid in _children(following.pid):
         os.kill(pid, signal.SIGKILL)

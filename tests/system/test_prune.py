@@ -248,7 +248,8 @@ def test_a_bundle_that_a_launch_has_found_survives_until_its_run_is_on_record(sp
     finally:
         stop.set()
         thread.join()
-    assert all(one.code == 0 for one in pruned), pruned
+    # What the launch took between the look and the removal is kept, and said to be.
+    assert all(one.code == 0 or "it is in use by now" in one.out for one in pruned), pruned
 
 
 def test_marking_waits_for_a_removal_under_way_and_then_finds_nothing(workdir: Path) -> None:
