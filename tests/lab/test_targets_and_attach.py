@@ -26,8 +26,11 @@ targets:
     driver = Specctl(inventory, SPECCTL_SSH_CONFIG=str(lab.ssh_config))
     yield driver
     driver("stop", "@last", "--now")
-    script = "tmux -S /home/train/seen/tmux-$(id -u train) kill-server; for i in $(seq 50); do rm -rf /home/train/seen && break; sleep 0.1; done"
-    lab.inside(101, ["sh", "-c", script], capture_output=True)
+    script = """
+        tmux -S "$1/tmux-$(id -u train)" kill-server
+        for i in $(seq 50); do rm -rf "$1" && break; sleep 0.1; done
+    """
+    lab.inside(101, ["sh", "-c", script, "sh", "/home/train/seen"], capture_output=True)
     driver.close()
 
 
