@@ -24,7 +24,7 @@ class Moving:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live: Progress | None = None
-        if console.is_terminal:
+        if console.is_interactive:  # a dumb terminal gets lines, too
             columns = (
                 TextColumn("[cyan]{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
                 TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),

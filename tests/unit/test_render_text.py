@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from orchestrator.render import transfer
 from orchestrator.render.text import count, line, one_line, shorten, table
 
 
@@ -88,3 +89,14 @@ def test_a_table_that_is_no_terminals_has_a_line_a_row_without_blanks_at_its_end
 
 def test_what_would_move_the_cursor_is_shown_as_it_is_written() -> None:
     assert one_line("a\nb\x1b[2J\tgrößer 漢") == "a\\nb\\x1b[2J\\tgrößer 漢"
+
+
+def test_a_transfer_has_a_bar_on_a_terminal_and_words_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "NEWS_S", 0.0)
+    for terminal, said in ((True, "50.0/100.0 MiB"), (False, "sending: 50.0 MiB of 100 MiB, 1 of 3 files")):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, force_interactive=terminal, width=80)
+        with transfer.Moving(console) as moving:
+            moving.begin("sending", 3, 100 << 20)
+            moving.at(1, 50 << 20)
+        assert said in out.getvalue() and ("\u2501" in out.getvalue()) == terminal
