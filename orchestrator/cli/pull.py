@@ -39,7 +39,8 @@ def pull(
     the log of every attempt, into DIR/RUN/. With PATH: that file or folder, into DIR under its own name.
 
     The run may go on meanwhile: a log comes as long as it was at the beginning, and the next pull adds what has come
-    since. Files that are here with the same content are not sent again, and nothing is ever deleted.
+    since. Files that are here with the same content are not sent again, nothing is ever deleted, and what was changed
+    here after the run's own is not replaced by PATH.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
         console = stderr()

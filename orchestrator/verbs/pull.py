@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.agent.parcel import Busy, Claim, Incoming, NoRoom
-from orchestrator.agent.tree import Entry, decoded, encoded, entry, room, shown
+from orchestrator.agent.parcel import SYNCED, Busy, Claim, Incoming, NoRoom
+from orchestrator.agent.tree import Entry, at, decoded, encoded, entry, part_of, room, shown
 from orchestrator.errors import AgentError, ConfigError, NotFound, PreflightError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
@@ -90,7 +90,7 @@ def run(
     root = _local_root(to, run_id if path is None else result.source.rpartition("/")[2] or run_id)
     result.destination = decoded(root)
     incoming = Incoming(root, entries, tick=lambda count: None)
-    refuse(incoming.conflicts(), result.destination, None)
+    refuse(incoming.conflicts() or (_changed_here(root, entries) if path else []), result.destination, None)
     show(result)
     watcher.begin("comparing", result.total_files, result.total_bytes)
     claims = _claims(incoming, entries, watcher)
@@ -151,6 +151,19 @@ def _local_root(to: Path, name: str) -> bytes:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--to {to}: is not a folder", hint="--to names the folder that the files are put into")
     return os.fsencode(folder) + b"/" + encoded(name)
+
+
+def _changed_here(root: bytes, entries: list[Entry]) -> list[tuple[str, str]]:
+    """Files that somebody has written to since the run's own were: a script, edited after the launch."""
+    found = []
+    for one in entries:
+        path = Path(os.fsdecode(at(root, one.path)))
+        if one.kind == "file" and path.is_file() and not Path(os.fsdecode(part_of(os.fsencode(path)))).exists():
+            here = path.stat()
+            begun = SYNCED <= here.st_size < one.size  # by an earlier pull, as far as it came
+            if here.st_mtime_ns > one.mtime_ns and not begun:
+                found.append((one.path, "here was changed later than the run's"))
+    return found
 
 
 def _claims(incoming: Incoming, entries: list[Entry], watcher: Watcher) -> dict[int, Claim]:

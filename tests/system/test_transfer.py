@@ -357,8 +357,15 @@ def test_a_pull_from_a_living_run_brings_what_is_worth_having(specctl: Specctl) 
     assert log.read_bytes().startswith(first) and log.stat().st_size > len(first)
 
     done = specctl("pull", run_id, "result.txt", "--json")
-    assert done.code == 0 and (specctl.project / "result.txt").read_text() == "in the code folder"
-    assert done.json["sha256"] == {"": sha256(specctl.project / "result.txt")}
+    mine = specctl.project / "result.txt"
+    assert done.code == 0 and mine.read_text() == "in the code folder"
+    assert specctl("pull", run_id, "result.txt").code == 0
+    mine.write_text("edited since")
+    refused = specctl("pull", run_id, "result.txt")
+    assert refused.code == 1 and "result.txt here was changed later than the run's" in refused.err, refused
+    assert "move it away, or choose another place" in refused.err and mine.read_text() == "edited since"
+    assert specctl("pull", run_id, "result.txt", "--to", "got").code == 0
+    assert done.json["sha256"] == {"": sha256(specctl.project / "got/result.txt")}
     done = specctl("pull", run_id, "checkpoints", "--to", "all")
     assert done.code == 0 and (specctl.project / "all/checkpoints/step-2/w").stat().st_size == 2000
     done = specctl("pull", run_id, "no/such", "--to", "all")
