@@ -27,6 +27,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.render import json as as_json
 from orchestrator.render.text import line
+from orchestrator.when import UNITS_S
 
 UsageError: Any = typer.BadParameter.__base__
 DAY_S = 86400.0
@@ -53,11 +54,13 @@ class Interrupted(SpecctlError):
 
 
 def seconds(least: float, most: float) -> Any:
-    """A parser of seconds within bounds: `inf` and `nan` are numbers to Python, and no time to wait."""
+    """A parser of seconds (`90`) or of `90s`, `5m`, `1h` within bounds: `inf` and `nan` are numbers to Python, and no
+    time to wait."""
 
     def parse(text: str | float) -> float:
         try:
-            value = float(text)
+            unit = UNITS_S.get(str(text)[-1:], 0)
+            value = float(str(text)[:-1]) * unit if unit else float(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most:

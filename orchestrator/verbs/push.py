@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,11 @@ def run(fleet: Fleet, name: str, source: Path, destination: str, watcher: Watche
     target = fleet.inventory.resolve(name)
     if not destination:
         raise ConfigError("DST is empty", hint="name a place on the target: /data/NAME, ~/NAME, or NAME in its workdir")
+    if destination.startswith(f"{name}:"):
+        raise ConfigError(
+            f"DST {destination}: the target is named once, before SRC", target=name,
+            hint=f"specctl push {name} SRC {shlex.quote(destination.removeprefix(f'{name}:') or 'DST')}",
+        )  # fmt: skip
     root, tree = read(source)
     agent = fleet.agent(target)
     names = {one.path.partition("/")[0] for one in tree.entries}

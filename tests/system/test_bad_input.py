@@ -65,6 +65,7 @@ def one_message(err: str) -> tuple[str, str]:
         (["kill", "@last"], 2, "no such command 'kill'; did you mean stop?", "specctl --help"),
         (["help", "launch"], 2, "no such command 'help'", "specctl launch --help"),
         (["targets", "--accept-new"], 2, "--accept-new stands before the verb", "specctl --accept-new targets"),
+        (["push", "local", "a", "local:/b c"], 2, "the target is named once", "specctl push local SRC '/b c'"),
         (["push", "local"], 2, "missing argument 'SRC'", "specctl push TARGET SRC DST; specctl push --help"),
         (["--invntory", "x", "status"], 2, "--invntory; did you mean --inventory?", "specctl --help"),
         (["launch", "--confg", "x.yaml"], 2, "--confg; did you mean --config?", "specctl launch --help"),

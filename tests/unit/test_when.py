@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator import when
+from orchestrator.cli.base import UsageError, seconds
 from orchestrator.verbs.logs import theirs
 
 NOW = datetime(2026, 11, 29, 13, 30, tzinfo=timezone.utc).timestamp()
@@ -57,3 +58,11 @@ def test_clocks_are_taken_to_agree_unless_the_probe_shows_that_they_do_not(ahead
     # Asked at 1000.0, heard at 1001.5 of this machine's clock; the container read its own clock at 1001.0 of ours.
     probe = SimpleNamespace(observed_at=1001.0 + ahead_s)
     assert theirs(500.0, probe, 1000.0, 1001.5) == pytest.approx(500.0 + taken_s)  # type: ignore[arg-type]
+
+
+def test_a_time_to_wait_has_a_unit_or_is_seconds_and_is_within_bounds() -> None:
+    parse = seconds(0.0, 3600.0)
+    assert [parse(text) for text in ("90", "1.5", "90s", "5m", "1h", "60m")] == [90, 1.5, 90, 300, 3600, 3600]
+    for text in ("2h", "-1s", "nan", "infs", "m", "", "5x"):
+        with pytest.raises(UsageError, match="is no number of seconds between 0 and 3,600"):
+            parse(text)
