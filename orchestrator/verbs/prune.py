@@ -17,7 +17,9 @@ from orchestrator.inventory import Target
 from orchestrator.remote import understood
 from orchestrator.resolve import runs_of
 
-IDLE_S = 300.0
+LOOK_IDLE_S = 60.0
+REMOVE_IDLE_S = 300.0
+"""One folder of very many files goes without a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +133,8 @@ def remove(fleet: Fleet, places: Sequence[Place], request: Request, news: Callab
 
 def _ask(fleet: Fleet, place: Place, request: Request, *, remove: list[str] | None = None) -> dict[str, Any]:
     with fleet.agent(place.target).stream(
-        "prune", deadline_s=None, idle_s=IDLE_S, ended=place.ended if request.runs else None,
-        older_than_s=request.older_than_s, keep_checkpoints=request.keep_checkpoints, remove=remove,
+        "prune", deadline_s=None, idle_s=LOOK_IDLE_S if remove is None else REMOVE_IDLE_S,
+        ended=place.ended if request.runs else None, older_than_s=request.older_than_s,
+        keep_checkpoints=request.keep_checkpoints, remove=remove,
     ) as frames:  # fmt: skip
         return list(frames)[-1]
