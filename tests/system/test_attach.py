@@ -59,7 +59,7 @@ def test_the_session_shows_the_log_read_only_follows_the_window_and_is_left_as_i
         os.kill(terminal.pid, signal.SIGWINCH)
         # Everything is drawn anew, in rows 1 to 12.
         terminal.until_bytes(b"[1;12r")
-        terminal.type("\x03\x03q\r")
+        terminal.type("\x03\x03q\r\x02:kill-session\r")
         terminal.type(LEAVE)
         assert terminal.end() == 0
         assert "[detached" in terminal.text and f"left {run_id}; it goes on: RUNNING" in terminal.text
