@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.agent import files, marks, records
+from orchestrator.agent.follow import blanked
 from orchestrator.agent.lines import Section
 from orchestrator.agent.logfiles import Logs, identified
 from orchestrator.agent.main import Call
@@ -38,10 +39,11 @@ def run(call: Call) -> None:
     logs.open()
     spec = records.spec(logs.paths)
     found = Groups()
+    exact, copied = _told(logs.paths.events)
     for section in sorted(logs.sections, key=lambda one: one.modified_at):
-        for event in events_of(section, spec[0].patterns if spec else {}, logs.beat):
+        ranges = [] if section.foreign else copied
+        for event in events_of(section, spec[0].patterns if spec else {}, logs.beat, ranges):
             found.take(section, event)
-    exact = _times(logs.paths.events)
     for section in logs.sections:
         key = section.key if section.foreign else None
         places = [place for one in found.groups for place in (one.first, one.last) if place.section is section]
@@ -153,8 +155,10 @@ class Groups:
             del self._waiting[group.finding.fingerprint]
 
 
-def events_of(section: Section, patterns: dict[str, str], beat: Callable[[], None]) -> Iterator[Event]:
-    """What the scanner makes of the neighbourhood of every exception of a log."""
+def events_of(
+    section: Section, patterns: dict[str, str], beat: Callable[[], None], copied: list[tuple[int, int]]
+) -> Iterator[Event]:
+    """What the scanner makes of the neighbourhood of every exception of a log, but for what was copied into it."""
     offset, end = section.start, section.size if section.end is None else min(section.end, section.size)
     scanner: Scanner | None = None
     found = stepped = -1
@@ -162,6 +166,7 @@ def events_of(section: Section, patterns: dict[str, str], beat: Callable[[], Non
     before = b""
     while offset < end and (data := os.pread(section.fd, min(CHUNK_BYTES, end - offset), offset)):
         beat()
+        data = blanked(data, offset, copied) if copied else data
         marked = _may_hold(before[-OVERLAP_BYTES:] + data)
         if scanner is None and marked:
             lead = _whole_lines(before[-LEAD_BYTES:])
@@ -204,18 +209,30 @@ class _Told:
     at: float
 
 
-def _times(events: str) -> dict[tuple[str, int], float]:
-    """When the supervisor saw an exception: it writes down the 1st, 2nd, 4th, 8th ... time of each."""
-    found = {}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Copied:
+    """A stretch of old lines that the program has copied into its log, of events.jsonl."""
+
+    start: int
+    end: int
+
+
+def _told(events: str) -> tuple[dict[tuple[str, int], float], list[tuple[int, int]]]:
+    """When the supervisor saw an exception: it writes down the 1st, 2nd, 4th, 8th ... time of each. And from where to
+    where old lines stand, which the program has copied into its log."""
+    found, copied = {}, []
     try:
         with os.fdopen(files.open_regular(events), "rb") as file:
             for line in file:
-                if b'"exception"' in line:
-                    try:
+                try:
+                    if b'"exception"' in line:
                         one = from_json(_Told, json.loads(line))
-                    except (Misfit, ValueError, RecursionError):
-                        continue
-                    found[one.fingerprint, one.offset] = one.at
+                        found[one.fingerprint, one.offset] = one.at
+                    elif b'"lines_copied"' in line:
+                        stretch = from_json(_Copied, json.loads(line))
+                        copied.append((stretch.start, stretch.end))
+                except (Misfit, ValueError, RecursionError):
+                    continue
     except OSError:
         pass
-    return found
+    return found, copied

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.agent.foreign import birth_time
 from orchestrator.logscan import Event, Scanner
@@ -52,6 +53,8 @@ class Follower:
         """Why reading ended early, or None."""
         self._waiting = b""
         """An open line whose end decides whether it is a copy."""
+        self.copied: list[tuple[int, int]] = []
+        """From where to where copies stand; whoever writes that down clears it."""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         if foreign is not None and (found.st_dev, found.st_ino) != (foreign.device, foreign.inode):
@@ -112,7 +115,7 @@ class Follower:
             return events
         at = min(now, max(os.fstat(self._fd).st_mtime, self._heard_at))
         rest, self._waiting = self._waiting, b""
-        return events + self.scanner.feed(self._blank(rest), at) + self.scanner.finish(at)
+        return events + self.scanner.feed(self._blank(rest, self.offset - len(rest)), at) + self.scanner.finish(at)
 
     @property
     def behind(self) -> bool:
@@ -208,16 +211,33 @@ class Follower:
         if not cut and len(data) >= READ_BYTES:
             cut = len(data)
         self._waiting = data[cut:]
-        return self._blank(data[:cut])
+        return self._blank(data[:cut], self.offset - len(data))
 
-    def _blank(self, data: bytes) -> bytes:
-        """`data` with the copied lines overwritten by spaces, so that offsets stay what they are."""
+    def _blank(self, data: bytes, offset: int) -> bytes:
+        """`data`, which stands at `offset`, without the copied lines."""
         if self._copies is None or not data:
             return data
         lines = data.splitlines(True)
         copied = self._copies({line.rstrip(b"\r\n") for line in lines})
         if not copied:
             return data
-        return b"".join(
-            b" " * len(text) + line[len(text) :] if (text := line.rstrip(b"\r\n")) in copied else line for line in lines
-        )
+        ranges: list[tuple[int, int]] = []
+        at = offset
+        for line in lines:
+            if line.rstrip(b"\r\n") in copied:
+                start = ranges.pop()[0] if ranges and ranges[-1][1] == at else at
+                ranges.append((start, at + len(line)))
+            at += len(line)
+        self.copied += ranges
+        return blanked(data, offset, ranges)
+
+
+def blanked(data: bytes, offset: int, ranges: Iterable[tuple[int, int]]) -> bytes:
+    """`data`, which stands at `offset`, with what lies in `ranges` overwritten by spaces: where the rest stands, and
+    how many lines there are, stays as it is."""
+    result = bytearray(data)
+    for start, end in ranges:
+        start, end = max(0, start - offset), min(len(data), end - offset)
+        if start < end:
+            result[start:end] = re.sub(rb"[^\r\n]", b" ", data[start:end])
+    return bytes(result)

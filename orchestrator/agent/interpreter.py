@@ -111,4 +111,8 @@ def run_step(argv: list[str], emit: Says, lock_fd: int) -> None:
         hint = None
         if "No space left on device" in "\n".join(tail):
             hint = "make room in the target's workdir (and in its TMPDIR), or choose another `workdir:` in hosts.yaml"
+        frames = [number for number, line in enumerate(tail) if "/site-packages/pip/_" in line]
+        if frames:  # what pip itself stumbled over is said by the last line of its traceback
+            tail = [line for line in tail[frames[-1] :] if line and not line.startswith(" ")] or tail
+            hint = hint or "is that one of the `requirements:` of the configuration?"
         raise Refusal("preflight", f"{' '.join(argv[:4])} ... failed:\n" + "\n".join(tail), hint)

@@ -15,9 +15,13 @@ from orchestrator.agent.foreign import locate
 from orchestrator.agent.lines import Section
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
+from orchestrator.agent.repeats import Repeat
 from orchestrator.model import EarlierFile, ForeignLog, Probe, to_json
 
 HEARTBEAT_S = 2.0
+
+Key = tuple[int, int]
+"""(device, inode)."""
 
 
 def identified(call: Call) -> Probe:
@@ -41,7 +45,14 @@ class Logs:
         self.paths = call.paths.run(seen.run_id)
         self.index = self.paths.index(seen.attempt)
         self.since: float | None = call.request.get("since_at")
+        self.shown: dict[Key, dict[str, Any]] = {}
+        """What the laptop has already, by file; taken out as the files are found."""
         self.sections: list[Section] = []
+        self.repeats: list[Repeat] = []
+        """Logs that are not shown, since they only repeat the run's own."""
+        self.gone: set[Key] = set()
+        """Files that held lines of this run and are nowhere any more."""
+        self.follow = False
         self.spoke_at = time.monotonic()
 
     def open(self) -> None:
@@ -57,12 +68,13 @@ class Logs:
                 "specctl status tells what is known of the run",
             )
         self.sections.append(Section(log.path, log.header_bytes))
-        for section in [*self.sections, *self.open_foreign(self.seen.foreign_logs)]:
+        self.open_foreign(self.seen.foreign_logs)
+        for section in [*self.sections, *(repeat.section for repeat in self.repeats)]:
             self.begin(section)
 
     def open_foreign(self, logs: Iterable[ForeignLog]) -> list[Section]:
         """Each log of the program's, and what it was rotated from, wherever these files are now: those that are new."""
-        known = {section.key: section for section in self.sections}
+        known = {section.key: section for section in [*self.sections, *(one.section for one in self.repeats)]}
         new = []
         for log in logs:
             files = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
@@ -74,7 +86,8 @@ class Logs:
                     continue
                 path = locate(log.path, key, one.born)
                 if path is None:
-                    continue  # gone
+                    self.gone.add(key)
+                    continue
                 try:
                     section = Section(
                         path, one.base, log=log.path, end=log.until if newest else None,
@@ -84,11 +97,22 @@ class Logs:
                     continue
                 if section.key == key and section.size >= one.base:
                     known[key] = section
-                    new.append(section)
+                    if not self._repeats(section, log):
+                        new.append(section)
                 else:
                     os.close(section.fd)  # the name belongs to another file by now: not this run's
         self.sections += new
         return new
+
+    def _repeats(self, section: Section, log: ForeignLog) -> bool:
+        """Whether it is set aside: one that says nothing but what the run's own log says, too."""
+        if log.restarts or log.earlier or section.key in self.shown:
+            return False
+        repeat = Repeat(section, self.sections[0])
+        if (section.size > section.base or self.follow) and repeat.holds(over=not self.follow):
+            self.repeats.append(repeat)
+            return True
+        return False
 
     def begin(self, section: Section) -> None:
         """Lets a section begin where it is to be shown from."""
@@ -142,6 +166,7 @@ class Logs:
         last = probe(self.call, [self.seen.run_id], time.time())[0]
         self.call.emit({
             "final": True, "probe": to_json(last), "foreign": [to_json(log) for log in last.foreign_logs],
+            "repeats": [repeat.section.path for repeat in self.repeats], "gone": len(self.gone),
             "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
             **fields,
         })  # fmt: skip

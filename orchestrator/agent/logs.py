@@ -46,7 +46,6 @@ class Reader(Logs):
         self.places = bool(request.get("places"))
         """Whether the place of every line is asked for."""
         self.shown = {(one["device"], one["inode"]): one for one in request.get("resume") or ()}
-        """What the laptop has already, by file; taken out as the files are found."""
         self.resumed = bool(self.shown)
         self.pattern: Pattern | None = None
         if request.get("grep") is None:

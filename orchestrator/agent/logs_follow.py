@@ -37,6 +37,7 @@ class Follow:
                 looked_at = time.monotonic()
                 over = self._is_over()
                 self._look()
+            self._look_at_repeats(over=over)
             for section in self.reader.sections:
                 self._advance(section, over=over)
             if over:
@@ -78,6 +79,17 @@ class Follow:
         if not self._replaced and reader.sections and self._own_is_replaced(reader.sections[0]):
             self._replaced = True
             reader.note(f"{reader.sections[0].path} was replaced by another file; this is still the run's own")
+
+    def _look_at_repeats(self, *, over: bool) -> None:
+        reader = self.reader
+        for repeat in [one for one in reader.repeats if not one.holds(over=over)]:
+            reader.repeats.remove(repeat)
+            section = repeat.section
+            section.skip_to(max(repeat.line, section.start), 0)
+            section.start = section.wanted = section.offset
+            reader.sections.append(section)
+            reader.note(f"{section.path} repeated the run's own log up to byte {section.start:,}, and no longer does")
+            reader.announce([section])
 
     def _own_is_replaced(self, own: Section) -> bool:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -64,12 +65,12 @@ def header(*, run_id: str, attempt: int, nonce: str, bundle: str, boot: str, sta
 def closed(paths: RunPaths) -> str | None:
     """Why this user may not look into the run's directory; None when it may, or when there is none."""
     try:
-        owner = os.stat(paths.root).st_uid
+        found = os.stat(paths.root)
     except OSError:
         return None
-    if os.access(paths.root, os.R_OK | os.X_OK):
+    if not stat.S_ISDIR(found.st_mode) or os.access(paths.root, os.R_OK | os.X_OK):
         return None
-    who, me = system.name_of(owner), system.name_of(os.geteuid())
+    who, me = system.name_of(found.st_uid), system.name_of(os.geteuid())
     return f"it is a run of the user {who}, and {me} may not look into it"
 
 

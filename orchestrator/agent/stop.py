@@ -63,6 +63,10 @@ def _stop_without_record(call: Call, paths: RunPaths) -> None:
     supervisor = records.supervisor(paths)
     nonce = proc.marked_runs(call.paths.runs).get(paths.run_id) or (supervisor.nonce if supervisor else None)
     if nonce is None or not tree(paths, nonce):
+        if os.path.isdir(paths.root):
+            last = without_record(paths, nonce or f"none of {paths.run_id}", [], time.time())
+            call.emit({"final": True, "probe": to_json(last), "remaining": []})
+            return
         raise Refusal("notfound", f"there is no run {paths.run_id} in {call.paths.workdir}, nor any process of it")
     removed = not os.path.isdir(paths.root)
     os.makedirs(paths.root, mode=0o700, exist_ok=True)

@@ -22,6 +22,8 @@ from orchestrator.logscan import Event
 from orchestrator.model import FollowedLog, Process, RunPaths, to_json
 
 CLOSED_LIMIT = 16
+COPIES_LIMIT = 1000
+"""So many stretches of copied lines are written down, for who searches the log again."""
 LOOK_S, QUICK_LOOK_S = 2.0, 0.02
 SHARING_S, QUICK_SHARING_S = 2.0, 0.25
 
@@ -45,6 +47,7 @@ class LogWatch:
         self._old_lines = {
             line for old in before.old.values() for line in old.text.splitlines() if line.strip()
         }  # fmt: skip
+        self._copies_left = COPIES_LIMIT
         self._reads = False
         """Whether a process of the run was seen to read a log that is older than the run."""
         self._look_at = self._share_at = 0.0
@@ -60,6 +63,11 @@ class LogWatch:
             if follower.begun_again and follower.foreign is not None:
                 follower.begun_again, self.changed = False, True
                 self.journal.event("log_begun_again", **to_json(follower.foreign))
+        own = self.followers[0]
+        for start, end in own.copied[: self._copies_left]:
+            self._copies_left -= 1
+            self.journal.event("lines_copied", start=start, end=end)
+        own.copied.clear()
         if time.monotonic() < self._look_at and not self._moved():
             return []
         self._look_at = time.monotonic() + (QUICK_LOOK_S if quick else LOOK_S)

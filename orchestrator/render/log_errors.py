@@ -45,9 +45,8 @@ def of_what(result: Result) -> str:
     said = f"{count(total, 'exception')}, {len(result.found)} different" if result.found else "no exception"
     if result.left_out:
         said += f", and {result.left_out:,} of further kinds that are not shown"
-    known = settled(probe.summary).findings_total
-    if result.since is None and known > total + result.left_out:
-        said += f" (the supervisor has seen {known:,}: the rest is in logs that are gone)"
+    if result.gone and result.since is None and settled(probe.summary).findings_total > total + result.left_out:
+        said += f" (the supervisor has seen more: {count(result.gone, 'file')} of its logs can no longer be read)"
     return (
         f"{probe.run_id} attempt {probe.attempt} on {result.target.name}: {verdict.state} ({verdict.why}); "
         f"{said} in {size(result.searched_bytes)} of its logs"

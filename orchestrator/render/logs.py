@@ -23,8 +23,12 @@ def of_what(found: Logs, grep: str | None) -> str:
         f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: {verdict.state} ({verdict.why}); "
         f"{found.matched:,} of {found.total:,} lines; last byte {byte_age}"
     )
-    whole = [log for log in found.foreign if not (log["before"] or log["restarts"] or log.get("shared"))]
-    for log in [log for log in found.foreign if log not in whole[1:]]:
+    others = [log for log in found.foreign if log["path"] not in found.repeats]
+    whole = [log for log in others if not (log["before"] or log["restarts"] or log.get("shared"))]
+    if found.repeats:
+        more = f" and {len(found.repeats) - 1} more say" if len(found.repeats) > 1 else " says"
+        text += f"; {found.repeats[0]}{more} the same, which is not shown again"
+    for log in [log for log in others if log not in whole[1:]]:
         text += f"; also {log['path']} from byte {log['base']:,} on"
         if log in whole[:1] and len(whole) > 1:
             text += f", and {len(whole) - 1} more of its own logs"

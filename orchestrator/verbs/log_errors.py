@@ -67,6 +67,8 @@ class Result:
     left_out: int
     """How many more there are, beyond so many different ones."""
     searched_bytes: int
+    gone: int
+    """How many files that held lines of the run are nowhere any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,7 @@ class _Answer:
     groups: list[Group]
     left_out: int
     bytes: int
+    gone: int
 
 
 def run(fleet: Fleet, run: str | None, *, attempt: int | None = None, since_at: float | None = None) -> Result:
@@ -98,7 +101,7 @@ def run(fleet: Fleet, run: str | None, *, attempt: int | None = None, since_at: 
     return Result(
         target=found.run.target, probe=answer.probe, verdict=verdict, notes=found.notes, since=since,
         found=[judged(group, answer.probe, verdict) for group in answer.groups], left_out=answer.left_out,
-        searched_bytes=answer.bytes,
+        searched_bytes=answer.bytes, gone=answer.gone,
     )  # fmt: skip
 
 

@@ -250,6 +250,39 @@ def test_of_many_logs_of_its_own_the_first_is_named_and_the_others_are_counted(s
     done = specctl("launch", "local", "--", "bash", "-c", script)
     run_id = done.out.split()[1]
     poll_until(lambda: len(specctl.status(run_id)["foreign_logs"]) == 5)
-    for shown in (specctl("status", run_id).out, specctl("logs", run_id, "-n", "1").err.splitlines()[-1]):
+    for shown in (specctl("status", run_id).out, specctl("logs", run_id, "-n", "1").err):
         assert sum(shown.count(name) for name in names) == 1 and "and 4 more" in shown
     assert sum(specctl("show", run_id).out.count(name) for name in names) >= 5
+
+
+def test_a_log_that_repeats_the_runs_own_is_shown_and_counted_once(specctl: Specctl) -> None:
+    log, more = specctl.home / "train.log", specctl.home / "more"
+    log.write_text(OLD)
+    program = (
+        "import os, time\nprint('step=1 loss=1 tok/s=5', 'Traceback (most recent call last):',\n"
+        "'  File \"a.py\", line 1, in f', 'KeyError: 1', 'step=2 loss=1 tok/s=5', sep=chr(10), flush=True)\n"
+        f"while not os.path.exists({str(more)!r}): time.sleep(.05)\n"
+        f"open({str(log)!r}, 'a').write('only there\\n')\n"
+    )
+    done = specctl.launch("--", "bash", "-c", f'{PYTHON} -c "$0" | tee -a {log}', program)
+    run_id = done.json["run_id"]
+    whole = specctl("logs", run_id)
+    assert whole.out.count("step=1 ") == 1 and "5 of 5 lines" in whole.err and f"{log} says the same" in whole.err
+    assert "1 exception, 1 different" in specctl("logs", run_id, "--errors").err
+    following = specctl.start("logs", run_id, "-f")
+    assert following.stdout is not None
+    assert [following.stdout.readline() for _ in range(5)] == whole.out.splitlines(True)
+    more.touch()
+    out, err = following.communicate(timeout=60)
+    assert out == "only there\n" and "and no longer does" in err
+    assert specctl("logs", run_id, "--grep", "only there").out == "only there\n"
+
+
+def test_old_exceptions_that_tail_copies_into_the_runs_log_are_none_of_its(specctl: Specctl) -> None:
+    log = specctl.home / "train.log"
+    log.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: "yesterday"\n')
+    script = f'nohup {PYTHON} -c "$0" >> {log} 2>&1 & tail -f {log}'
+    done = specctl.launch("--timeout", "4", "--", "bash", "-c", script, "import nonexistent_module")
+    run_id = done.json["run_id"]
+    poll_until(lambda: "nonexistent" in specctl("logs", run_id, "--errors").out)
+    assert "yesterday" in specctl("logs", run_id).out and "yesterday" not in specctl("logs", run_id, "--errors").out

@@ -171,3 +171,17 @@ def test_a_run_of_another_host_in_a_shared_workdir_is_neither_judged_nor_stopped
     assert row["state"] == "UNREACHABLE" and "somewhere-else" in row["why"]
     assert specctl("stop", run_id).code == 1
     assert specctl.processes(run_id) and not (specctl.run_dir(run_id) / "exit.json").exists()
+
+
+def test_a_file_among_the_runs_is_no_run(specctl: Specctl) -> None:
+    run_id = launch(specctl)
+    (specctl.workdir / "runs" / "notes").write_text("what to try next\n")
+    assert list(rows(specctl)) == [run_id] and specctl("status").code == 0
+
+
+def test_a_run_without_a_record_and_without_a_process_has_nothing_to_stop(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", PYTHON, "-c", "print('step=1 tok/s=1')").json["run_id"]
+    poll_until(lambda: (specctl.run_dir(run_id) / "exit.json").exists())
+    (specctl.run_dir(run_id) / "run.json").unlink()
+    done = specctl("stop", run_id)
+    assert done.code == 0 and "no process of it is left" in done.out and "run.json is gone" in done.out
