@@ -125,8 +125,8 @@ def test_a_reader_who_stalls_is_no_dead_link_and_fills_no_memory(
                         stalled = True
                         before = time.monotonic()
                         poll_until(lambda before=before: time.monotonic() - before > 3.5)
-                        agents = [pid for pid in agents_of(remote) if rss_kib(pid) > 120 << 10]
-                        assert not agents
+                        held = [rss_kib(pid) for pid in agents_of(remote)]
+                        assert held and max(held) < 30 << 10, "a bare agent has 19 MiB, and the log 19 MB"
     finally:
         fleet.close()
     assert numbers == [str(n) for n in range(200_000)]
