@@ -22,6 +22,7 @@ def catch_up(
     patterns: dict[str, str], tree: list[Process], now: float,
 ) -> list[FollowedLog]:  # fmt: skip
     """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe."""
+    known = logs
     logs = logs or [FollowedLog(summary=LogSummary())]
     by = others_of(paths, supervisor.nonce, logs)
     result = []
@@ -36,10 +37,11 @@ def catch_up(
             one = _read_on(one, path, patterns, now, since=supervisor.started_at, budget_bytes=CATCH_UP_BYTES)
         result.append(one)
     result += _opened_since(paths, supervisor, result, patterns, tree, now)
-    try:
-        records.write_followed(paths, supervisor.nonce, supervisor.attempt, result)
-    except OSError:
-        pass  # a full or read-only disk: the next probe reads again
+    if result != known:  # a run that somebody has looked at is not younger for that
+        try:
+            records.write_followed(paths, supervisor.nonce, supervisor.attempt, result)
+        except OSError:
+            pass  # a full or read-only disk: the next probe reads again
     return result
 
 

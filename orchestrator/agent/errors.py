@@ -6,21 +6,20 @@ one of the words of an exception stands is the scanner let loose, until a step h
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.agent import files, marks, records
+from orchestrator.agent import marks, records
 from orchestrator.agent.follow import blanked
 from orchestrator.agent.lines import Section
-from orchestrator.agent.logfiles import Logs, identified
+from orchestrator.agent.logfiles import Logs, identified, told
 from orchestrator.agent.main import Call
 from orchestrator.agent.marks import Key
 from orchestrator.logscan import Event, FindingEvent, Scanner, StepEvent, WorkerDown, is_clean, scrub
-from orchestrator.model import Finding, Misfit, from_json
+from orchestrator.model import Finding
 
 CHUNK_BYTES = 1 << 20
 LEAD_BYTES = 64 << 10
@@ -39,7 +38,8 @@ def run(call: Call) -> None:
     logs.open()
     spec = records.spec(logs.paths)
     found = Groups()
-    exact, copied = _told(logs.paths.events)
+    exact = {(one.fingerprint, one.offset): one.at for one in told(logs.paths.events, b'"exception"', _Told)}
+    copied = logs.copied()
     for section in sorted(logs.sections, key=lambda one: one.modified_at):
         ranges = [] if section.foreign else copied
         for event in events_of(section, spec[0].patterns if spec else {}, logs.beat, ranges):
@@ -202,37 +202,8 @@ def _whole_lines(data: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Told:
-    """An exception of events.jsonl."""
+    """An exception of events.jsonl: the supervisor writes down the 1st, 2nd, 4th, 8th ... time of each."""
 
     fingerprint: str
     offset: int
     at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Copied:
-    """A stretch of old lines that the program has copied into its log, of events.jsonl."""
-
-    start: int
-    end: int
-
-
-def _told(events: str) -> tuple[dict[tuple[str, int], float], list[tuple[int, int]]]:
-    """When the supervisor saw an exception: it writes down the 1st, 2nd, 4th, 8th ... time of each. And from where to
-    where old lines stand, which the program has copied into its log."""
-    found, copied = {}, []
-    try:
-        with os.fdopen(files.open_regular(events), "rb") as file:
-            for line in file:
-                try:
-                    if b'"exception"' in line:
-                        one = from_json(_Told, json.loads(line))
-                        found[one.fingerprint, one.offset] = one.at
-                    elif b'"lines_copied"' in line:
-                        stretch = from_json(_Copied, json.loads(line))
-                        copied.append((stretch.start, stretch.end))
-                except (Misfit, ValueError, RecursionError):
-                    continue
-    except OSError:
-        pass
-    return found, copied

@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from orchestrator.agent import marks
+from orchestrator.agent import files, marks
 from orchestrator.agent.foreign import locate
 from orchestrator.agent.lines import Section
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe
 from orchestrator.agent.repeats import Repeat
-from orchestrator.model import EarlierFile, ForeignLog, Probe, to_json
+from orchestrator.model import EarlierFile, ForeignLog, Misfit, Probe, from_json, to_json
+
+T = TypeVar("T")
 
 HEARTBEAT_S = 2.0
 
@@ -35,6 +39,28 @@ def identified(call: Call) -> Probe:
         there = "its only one is attempt 1" if newest == 1 else f"its newest is attempt {newest}"
         raise Refusal("notfound", f"{run_id} has no attempt {attempt} to show: {there}", "leave --attempt out")
     return seen[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Copied:
+    """A stretch of lines that the program has copied into the run's log, where they are older than the run."""
+
+    start: int
+    end: int
+
+
+def told(events: str, word: bytes, cls: type[T]) -> Iterator[T]:
+    """The lines of events.jsonl that hold `word` and are a `cls`: a program may write there, too."""
+    try:
+        with os.fdopen(files.open_regular(events), "rb") as file:
+            for line in file:
+                if word in line:
+                    try:
+                        yield from_json(cls, json.loads(line))
+                    except (Misfit, ValueError, RecursionError):
+                        continue
+    except OSError:
+        pass
 
 
 class Logs:
@@ -77,9 +103,9 @@ class Logs:
         known = {section.key: section for section in [*self.sections, *(one.section for one in self.repeats)]}
         new = []
         for log in logs:
-            files = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
-            for one in files:
-                key, newest = (one.device, one.inode), one is files[-1]
+            all_of_it = [*log.earlier, EarlierFile(device=log.device, inode=log.inode, base=log.base)]
+            for one in all_of_it:
+                key, newest = (one.device, one.inode), one is all_of_it[-1]
                 if key in known:
                     if newest and known[key].foreign:
                         known[key].end = log.until
@@ -138,6 +164,10 @@ class Logs:
         header = not section.foreign  # a line of the file, and none of the run's
         return mark.offset, mark.lines - header
 
+    def copied(self) -> list[tuple[int, int]]:
+        """From where to where lines stand in the run's log that are older than it, as its supervisor has seen."""
+        return [(one.start, one.end) for one in told(self.paths.events, b'"lines_copied"', _Copied)]
+
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def emit(self, frame: dict[str, Any]) -> None:
@@ -155,11 +185,11 @@ class Logs:
     def tell_since(self) -> None:
         """From when on there are lines: marks are not every line's."""
         if self.since is not None:
-            files = [
+            found = [
                 {"path": one.path, "mark_at": one.mark_at, "quiet": one.start >= one.size and one.start > one.base}
                 for one in self.sections
             ]
-            self.emit({"since": {"at": self.since, "files": files}})
+            self.emit({"since": {"at": self.since, "files": found}})
 
     def end(self, **fields: Any) -> None:
         """The last frame."""
@@ -167,6 +197,7 @@ class Logs:
         self.call.emit({
             "final": True, "probe": to_json(last), "foreign": [to_json(log) for log in last.foreign_logs],
             "repeats": [repeat.section.path for repeat in self.repeats], "gone": len(self.gone),
+            "copied": sum(end - start for start, end in self.copied()),
             "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
             **fields,
         })  # fmt: skip

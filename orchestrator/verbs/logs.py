@@ -130,6 +130,8 @@ class Logs:
     foreign: list[dict[str, Any]] = field(default_factory=list)
     repeats: list[str] = field(default_factory=list)
     """Logs of its own that only repeat what the run's log says, and are not shown for that."""
+    copied: int = 0
+    """So many bytes of the run's log are lines from before the run, which its program has copied there."""
     seen: Verdict
     asked_at: float
     """As the run was when the lines were asked for, and when that was on this machine's clock."""
@@ -293,7 +295,7 @@ class _Reading:
             return understood(Since, frame["since"], self.run.target)
         if frame.get("final"):
             logs.total, logs.foreign, logs.last_byte_at = frame["total"], frame["foreign"], frame["last_byte_at"]
-            logs.repeats = frame["repeats"]
+            logs.repeats, logs.copied = frame["repeats"], frame["copied"]
             logs.probe = understood(Probe, frame.get("probe"), self.run.target)
             logs.verdict = health.judge(logs.probe)
         return None

@@ -285,4 +285,6 @@ def test_old_exceptions_that_tail_copies_into_the_runs_log_are_none_of_its(specc
     done = specctl.launch("--timeout", "4", "--", "bash", "-c", script, "import nonexistent_module")
     run_id = done.json["run_id"]
     poll_until(lambda: "nonexistent" in specctl("logs", run_id, "--errors").out)
-    assert "yesterday" in specctl("logs", run_id).out and "yesterday" not in specctl("logs", run_id, "--errors").out
+    shown = specctl("logs", run_id)
+    assert "yesterday" in shown.out and "B of its log are older lines" in shown.err
+    assert "yesterday" not in specctl("logs", run_id, "--errors").out

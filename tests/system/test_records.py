@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -185,3 +186,15 @@ def test_a_run_without_a_record_and_without_a_process_has_nothing_to_stop(specct
     (specctl.run_dir(run_id) / "run.json").unlink()
     done = specctl("stop", run_id)
     assert done.code == 0 and "no process of it is left" in done.out and "run.json is gone" in done.out
+
+
+def test_a_lost_run_that_is_looked_at_again_and_again_grows_old_all_the_same(specctl: Specctl) -> None:
+    run_id = launch(specctl)
+    os.kill(json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    specctl.kill(run_id)
+    assert specctl.status(run_id)["state"] == "LOST"
+    for path in [*specctl.run_dir(run_id).iterdir()]:
+        os.utime(path, (1, 1), follow_symlinks=False)
+    assert specctl.status(run_id)["state"] == "LOST" and specctl.status(run_id)["step"] is not None
+    done = specctl("status")
+    assert run_id not in done.out and "1 older" in done.out
