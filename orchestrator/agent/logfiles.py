@@ -23,6 +23,8 @@ from orchestrator.model import EarlierFile, ForeignLog, Misfit, Probe, from_json
 T = TypeVar("T")
 
 HEARTBEAT_S = 2.0
+TICK_S = 0.02
+"""A file's time is the kernel's last tick, so that a file may have been written after it."""
 
 Key = tuple[int, int]
 """(device, inode)."""
@@ -144,7 +146,7 @@ class Logs:
         """Lets a section begin where it is to be shown from."""
         if self.since is None:
             return
-        if section.modified_at < self.since:
+        if section.modified_at < self.since - TICK_S:
             section.skip_to(section.size, 0)
         else:
             mark = marks.since(self.index, section.key if section.foreign else None, self.since)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
 from tests.driver import Specctl, poll_until
-from tests.system.test_logs import log_of
+from tests.system.test_logs import finished, log_of
 
 PROGRAM = """
 import os, sys, time
@@ -76,3 +77,14 @@ def test_a_time_that_is_none_or_is_still_to_come_is_a_usage_error(specctl: Specc
     for text, said in (("2999-01-01", "future"), ("soon", "understood are")):
         done = specctl("logs", "--since", text)
         assert done.code == 2 and said in done.err
+
+
+def test_what_was_written_within_the_kernels_tick_is_shown(specctl: Specctl) -> None:
+    run_id = finished(specctl, "step=1 tok/s=1\nstep=2 tok/s=1\n")
+    log, moment = log_of(specctl, run_id), time.time()
+    text = log.read_bytes()
+    mark = {"time": moment - 1, "offset": text.index(b"step=2"), "lines": 2, "dirty": False}
+    (specctl.run_dir(run_id) / f"{run_id}.a1.idx").write_text(json.dumps(mark) + "\n")
+    os.utime(log, (moment - 0.004, moment - 0.004))
+    done = specctl("logs", run_id, "--since", datetime.fromtimestamp(moment).isoformat())
+    assert done.out == "step=2 tok/s=1\n" and done.code == 0
