@@ -7,7 +7,6 @@ codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 could not know, 4 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +57,8 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
+        import importlib.metadata  # slow, and of use here only
+
         print(f"specctl {importlib.metadata.version('specctl')}")
         raise typer.Exit
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SpecctlError
-from orchestrator.inventory import Inventory
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
-from orchestrator.plan import Plan
-from orchestrator.resolve import Run
-from orchestrator.verbs import launch, log_errors, logs, ls, prune, pull, push, show, status, stop, targets
+
+if TYPE_CHECKING:  # every command would import every other's verb
+    from orchestrator.inventory import Inventory
+    from orchestrator.plan import Plan
+    from orchestrator.resolve import Run
+    from orchestrator.verbs import launch, log_errors, logs, ls, prune, pull, push, show, status, stop, targets
 
 
 def text(value: dict[str, Any]) -> str:
