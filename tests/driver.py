@@ -30,6 +30,14 @@ def poll_until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str =
         time.sleep(0.05)
 
 
+def alive(pid: int) -> bool:
+    """A process that is ending may vanish while it is being read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Done:
     """What a command answered."""

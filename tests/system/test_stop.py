@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.driver import Specctl, poll_until
+from tests.driver import Specctl, alive, poll_until
 
 PYTHON = sys.executable
 
@@ -205,5 +205,4 @@ def test_a_supervisor_whose_run_was_removed_ends_with_the_program(specctl: Specc
     supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"]
     shutil.rmtree(specctl.run_dir(run_id))
     specctl.kill(run_id)
-    stat = Path(f"/proc/{supervisor}/stat")
-    poll_until(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    poll_until(lambda: not alive(supervisor))

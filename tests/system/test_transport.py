@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigError, DeadlineExceeded, LinkLost, Unreach
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshNode, SshTransport
+from tests.driver import alive
 from tests.sshd import LoopbackSshd
 
 PYTHON = sys.executable
@@ -208,13 +209,6 @@ def test_letting_go_of_a_local_command_kills_its_whole_group(tmp_path: Path) -> 
         assert next(iter(stream)) == b"up\n"
     for pid in pids.read_text().split():
         wait_until(lambda pid=pid: not alive(int(pid)), f"{pid} is dead")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 # --- SSH: one connection --------------------------------------------------------------------------------------------
