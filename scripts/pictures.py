@@ -88,7 +88,9 @@ def save(console: Console, path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     svg = console.export_svg(title=title)
     # Rich would have the reader's browser fetch a font; any monospace does, since every text carries its length.
-    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    # Where the environment lies that made the picture is of no interest, and different every time.
+    path.write_text(svg.replace(sys.prefix, "/opt/venv"), encoding="utf-8")
     print(path)
 
 
