@@ -8,7 +8,6 @@ from __future__ import annotations
 import posixpath
 import shlex
 import time
-from types import TracebackType
 from typing import Any, Literal
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.text import Text
 from orchestrator.health import headline
 from orchestrator.model import RUNGS, Evidence, Rung
 from orchestrator.plan import Plan
+from orchestrator.render.live import OnScreen
 from orchestrator.render.text import at_home, colour, count, line, plain, size
 from orchestrator.verbs.launch import Result
 
@@ -27,31 +27,23 @@ INDENT = 22
 """Where the words of a rung begin, and where they go on when they need a second row."""
 
 
-class Progress:
+class Progress(OnScreen):
     """A `launch.Watcher` that prints. Use as a context manager."""
 
     def __init__(self, console: Console, plan: Plan, *, live: bool = True) -> None:
-        self.console, self.plan = console, plan
+        moves = live and console.is_interactive
+        super().__init__(
+            console, Live(self, console=console, refresh_per_second=10, transient=True) if moves else None
+        )
+        self.plan = plan
         self.begun = time.monotonic()
         self._bottom = Spinner("line" if plain(console) else "dots")
-        self._live: Live | None = None
-        if live and console.is_interactive:
-            self._live = Live(self, console=console, refresh_per_second=10, transient=True)
         self._busy_with = self._said = ""
-
-    def __enter__(self) -> Progress:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
 
     def __rich__(self) -> Spinner:
         """The line at the bottom: drawn anew all the time, so that its seconds go on while nothing else moves."""
         text = f"{time.monotonic() - self.begun:.0f} s  {self._busy_with}"
-        self._bottom.update(text=Text(_one_line(text, self.console.width - 4), style="cyan"))
+        self._bottom.update(text=Text(self.shortened(text), style="cyan"))
         return self._bottom
 
     def step(self, text: str) -> None:
@@ -74,16 +66,11 @@ class Progress:
     def _busy(self, brief: str, detail: str) -> None:
         """A terminal's last line shows the detail as it changes; plain lines are written for what is new only."""
         self._busy_with = at_home(detail, self.plan.target)
-        if self._live is None and brief != self._said:
+        if self._shown is None and brief != self._said:
             self._said = brief
             spent = f"{time.monotonic() - self.begun:5.1f} s"
             text = f"{spent}  {'-' if plain(self.console) else '·'} {at_home(brief, self.plan.target)}"
             line(self.console, text, first=0, indent=INDENT - 10, style="dim")
-
-
-def _one_line(text: str, width: int) -> str:
-    first = text.splitlines()[0] if text else ""
-    return first if len(first) <= width else first[: max(0, width - 3)] + "..."
 
 
 def show_result(console: Console, result: Result, *, program: str = "specctl") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,30 +10,22 @@ from rich.status import Status
 from rich.text import Text
 
 from orchestrator.model import Process
+from orchestrator.render.live import OnScreen
 from orchestrator.render.text import colour, count, line, plain
 from orchestrator.verbs.stop import Result
 
 NEWS_S = 10.0
 
 
-class Waiting:
+class Waiting(OnScreen):
     """A `stop.Watcher` that prints. Use as a context manager."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
         spinner = "line" if plain(console) else "dots"
         self._live = Status("stopping", console=console, spinner=spinner) if console.is_interactive else None
+        super().__init__(console, self._live)
         self._doing = ""
         self._told_at = 0.0
-
-    def __enter__(self) -> Waiting:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
 
     def note(self, text: str) -> None:
         line(self.console, text, indent=0, style="dim")
@@ -48,8 +39,7 @@ class Waiting:
         elif doing in ("kill", "done"):
             text = f"killed, looking again: {names}"
         if self._live:
-            room = self.console.width - 4
-            self._live.update(f"[cyan]{escape(text if len(text) <= room else text[: room - 3] + '...')}[/]")
+            self._live.update(f"[cyan]{escape(self.shortened(text))}[/]")
         elif doing != self._doing or time.monotonic() - self._told_at >= NEWS_S:
             self._doing, self._told_at = doing, time.monotonic()
             self.note(text)

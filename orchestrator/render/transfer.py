@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from orchestrator.agent.tree import shown
+from orchestrator.render.live import OnScreen
 from orchestrator.render.text import count, line, size
 from orchestrator.verbs import pull, push
 
@@ -18,11 +18,10 @@ NEWS_S = 5.0
 LISTED = 10
 
 
-class Moving:
+class Moving(OnScreen):
     """A `push.Watcher` that prints. Use as a context manager."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
         self._live: Progress | None = None
         if console.is_interactive:  # a dumb terminal gets lines, too
             columns = (
@@ -31,20 +30,12 @@ class Moving:
                 TextColumn("{task.fields[files]}"),
             )  # fmt: skip
             self._live = Progress(*columns, console=console, transient=True)
+        super().__init__(console, self._live)
         self._task = self._live.add_task("", visible=False, files="", rate="") if self._live else None
         self._doing = ""
         self._files = self._size = 0
         self.done_files = self.done_size = 0
         self._began = self._told_at = time.monotonic()
-
-    def __enter__(self) -> Moving:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
 
     def note(self, text: str) -> None:
         line(self.console, text, first=0, style="dim")

@@ -21,7 +21,7 @@ from orchestrator.agent.tree import Entry, Tree, base_name, decoded, shown, walk
 from orchestrator.errors import ConfigError, PreflightError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
-from orchestrator.remote import understood
+from orchestrator.remote import Agent, understood
 
 IDLE_S = 300.0
 """A file that is synced to a slow disk may take its time."""
@@ -110,7 +110,7 @@ def run(fleet: Fleet, name: str, source: Path, destination: str, watcher: Watche
     parcel = secrets.token_hex(8)
     claims: dict[int, Claim] = {}
     if place.there:
-        claims = _claims(fleet, target, parcel, place, tree, watcher)
+        claims = _claims(agent, parcel, place, tree, watcher)
     compared = _Compared(watcher)
     outgoing = Outgoing(root, tree.entries, claims, tick=compared.tick)
     compared.begin(f"comparing with {target.name}", len(claims), sum(claim.have for claim in claims.values()))
@@ -196,19 +196,17 @@ def refuse(conflicts: Sequence[Sequence[str]], root: str, target: Target | None)
         )  # fmt: skip
 
 
-def _claims(
-    fleet: Fleet, target: Target, parcel: str, place: _Place, tree: Tree, watcher: Watcher
-) -> dict[int, Claim]:  # fmt: skip
-    watcher.begin(f"comparing on {target.name}", tree.files, tree.bytes)
+def _claims(agent: Agent, parcel: str, place: _Place, tree: Tree, watcher: Watcher) -> dict[int, Claim]:
+    watcher.begin(f"comparing on {agent.target.name}", tree.files, tree.bytes)
     final: dict[str, Any] = {}
-    with fleet.agent(target).stream(
+    with agent.stream(
         "receive", payload=listing(parcel, tree.entries), deadline_s=None, idle_s=IDLE_S, ask="claims",
         root=place.root, parcel=parcel,
     ) as answers:  # fmt: skip
         for final in answers:
             if "compared" in final:
                 watcher.at(None, final["compared"])
-    refuse(final["conflicts"], place.root, target)
+    refuse(final["conflicts"], place.root, agent.target)
     return {index: Claim(have=have, sha256=sha256, part=part) for index, have, sha256, part in final["claims"]}
 
 
