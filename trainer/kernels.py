@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from trainer.attention import Attention, DenseAttention, SparseAttention
-from trainer.loss import weighted_cross_entropy
+from trainer.loss import ChunkLoss, weighted_cross_entropy
 
 Rope = tuple[Tensor, Tensor]
 RunLayer = Callable[[Any, Tensor, Tensor, Rope, Any], Tensor]
-ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

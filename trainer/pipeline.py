@@ -106,6 +106,7 @@ class Crew:
             self._reporter.event("worker_down", worker=name, reason=reason)
 
     def _fail(self, name: str, error: BaseException) -> None:
+        name = getattr(error, "worker", name)  # one worker may find out what went wrong in another
         with self._lock:
             first = self.failed is None
             if first:
@@ -113,5 +114,4 @@ class Crew:
         if first:
             # Open the others' doors before anything slow or fallible, such as writing to a full disk.
             self._abort()
-            # One worker may find out what went wrong in another.
-            self._reporter.exception(getattr(error, "worker", name), error)
+            self._reporter.exception(name, error)
