@@ -6,10 +6,15 @@ session's pane is the supervisor that this very attempt has recorded.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
+import termios
 import time
+import tty
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.agent import proc, records, tmux
@@ -20,10 +25,11 @@ TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/lib/t
 LIKE = ("xterm-256color", "xterm", "screen-256color", "screen", "linux", "vt100")
 """What to be taken for where the terminal's own kind is not known: those that any Debian knows, the best first."""
 SERVER_S = 2.0
+SEEN_S = 20.0
 
 
 def run(call: Call) -> None:
-    """Request: `run_id`, `nonce`, `write`, `term`, `utf8`. Emits one frame and is then tmux."""
+    """Request: `run_id`, `nonce`, `write`, `term`, `utf8`. Emits one frame, waits for a byte, and is then tmux."""
     request = call.request
     run_id = str(request["run_id"])
     paths = call.paths.run(run_id)
@@ -50,8 +56,23 @@ def run(call: Call) -> None:
     argv = [found.program, *(["-u"] if request.get("utf8") else []), "-S", socket, "attach-session"]
     argv += [*([] if request.get("write") else ["-r"]), "-t", client.session]
     environ = {**client.environ, "TERM": known_terminal(str(request.get("term") or ""))}
-    call.emit({"final": True, "attached": True, "term": environ["TERM"]})
+    with _quiet(0):
+        call.emit({"final": True, "attached": True, "term": environ["TERM"]})
+        # The first thing that tmux does is to throw away what nobody has read from the terminal yet.
+        if not select.select([0], [], [], SEEN_S)[0] or not os.read(0, 1):
+            raise SystemExit(f"specctl: nobody said within {SEEN_S:g} s that the answer had come; ask again")
     os.execve(found.program, argv, environ)
+
+
+@contextlib.contextmanager
+def _quiet(fd: int) -> Iterator[None]:
+    """A terminal that gives each key at once and shows none."""
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd, termios.TCSANOW)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def _line(pid: int) -> list[Process]:

@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
@@ -177,10 +177,10 @@ class _SshStream(Stream):
             ended = channel.eof_received or channel.closed
             moved = False
             while channel.recv_stderr_ready():
-                self._stderr.add(channel.recv_stderr(CHUNK_BYTES))
+                self._stderr.add(self._received(channel.recv_stderr))
                 moved = True
             if channel.recv_ready():
-                yield channel.recv(CHUNK_BYTES)
+                yield self._received(channel.recv)
                 moved = True
             self._raise_stdin_error()
             if moved:
@@ -191,6 +191,13 @@ class _SshStream(Stream):
             else:
                 self._wakeup.wait(self._left_s())
         self._finish(channel)
+
+    def _received(self, receive: Callable[[int], bytes]) -> bytes:
+        try:
+            return receive(CHUNK_BYTES)
+        except (OSError, EOFError, SSHException) as error:
+            # To read is to write, too: the peer is told that there is room again.
+            raise self._lost(error) from error
 
     def _raise_stdin_error(self) -> None:
         if self._stdin_error is not None:
@@ -210,8 +217,10 @@ class _SshStream(Stream):
         if channel.eof_received and transport.is_active():
             self.why_unknown = "killed by a signal"
             return
-        why = transport.get_exception()
-        raise LinkLost(
+        raise self._lost(transport.get_exception())
+
+    def _lost(self, why: BaseException | None) -> LinkLost:
+        return LinkLost(
             "the connection ended before the command did" + (f" ({why})" if str(why or "") else ""),
             target=self._limits.target,
             hint="the state of what runs there is not known; ask again",

@@ -62,6 +62,9 @@ class SshTerminal(Terminal):
             data = self._channel.recv(READ_BYTES)
         except TimeoutError:
             return None
+        except (SSHException, EOFError, OSError) as error:
+            # To read is to write, too: the peer is told that there is room again.
+            raise self._lost(f"the connection ended ({error})" if str(error) else "the connection ended") from error
         if not data:
             self._channel.status_event.wait(1.0)
             transport = self._link.transport

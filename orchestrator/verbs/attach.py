@@ -17,6 +17,8 @@ from orchestrator.transport.terminal import Between, Screen, Terminal
 
 OPEN_S = 40.0
 NOISE_BYTES = 64 << 10
+SEEN = b"\n"
+"""What the agent waits for before it becomes tmux."""
 
 
 class HasEnded(errors.SpecctlError):
@@ -64,6 +66,7 @@ def enter(fleet: Fleet, run: Run, screen: Screen, *, write: bool, utf8: bool) ->
     )
     try:
         line, rest = _answer(terminal, agent, token)
+        terminal.write(SEEN)
         if line.endswith(b"\r\r\n"):
             between = Between(terminal)
             return Session(terminal=between, first=between.undo(rest))

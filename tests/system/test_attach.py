@@ -10,7 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.driver import Specctl
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import load_inventory
+from orchestrator.transport.terminal import Screen
+from orchestrator.verbs import attach
+from tests.driver import Specctl, poll_until
 from tests.sshd import LoopbackSshd
 from tests.terminal import typed
 
@@ -87,6 +91,27 @@ def test_a_socket_that_a_cleaner_took_is_made_anew_and_a_signal_gives_the_termin
         os.kill(terminal.pid, signal.SIGTERM)
         assert terminal.end() == 128 + signal.SIGTERM
         assert terminal.settings == before and b"\x1b[?1049l" in terminal.seen, "given back, even when told to end"
+
+
+def test_tmux_empties_the_terminal_first_so_it_waits_until_the_answer_has_been_read(
+    specctl: Specctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = steps(specctl)
+    [socket] = specctl.workdir.glob("tmux-*")
+
+    def clients() -> str:
+        argv = ["tmux", "-S", str(socket), "list-clients"]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    fleet = Fleet(load_inventory(str(specctl.inventory), environ={}, cwd=specctl.project, home=specctl.home))
+    monkeypatch.setattr(attach, "SEEN", b"")
+    screen = Screen(term="xterm", columns=80, rows=24)
+    session = attach.enter(fleet, attach.find(fleet, run_id).run, screen, write=False, utf8=True)
+    with session.terminal as terminal:
+        assert not clients() and not session.first
+        terminal.write(b"\n")
+        poll_until(clients, what="a client")
+    fleet.close()
 
 
 def test_somebody_elses_session_of_that_name_is_not_shown(specctl: Specctl) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from orchestrator.errors import ConfigError, DeadlineExceeded, LinkLost, UnreachableError
@@ -266,6 +267,26 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_a_link_that_ends_while_one_tells_the_peer_that_there_is_room_again_is_lost_too(
+    sshd: LoopbackSshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_of(sshd)
+    transport = SshTransport(node, "gpu1")
+
+    def gone(*_: object) -> None:
+        raise EOFError  # as paramiko's packetizer does for a socket that takes no more (write_all)
+
+    with transport.stream(["head", "-c", "50000000", "/dev/zero"]) as stream:
+        chunks = iter(stream)
+        next(chunks)
+        monkeypatch.setattr(paramiko.packet.Packetizer, "send_message", gone)
+        with pytest.raises(LinkLost, match="gpu1: the connection ended before the command did"):
+            for _ in chunks:
+                pass
+        monkeypatch.undo()
+    node.close()
 
 
 def test_a_refused_port_and_an_unknown_name_each_say_so(tmp_path: Path) -> None:
