@@ -1,0 +1,193 @@
+"""The fault matrix: docs/faults.md says what every verb says under every fault, and this asks whether it does.
+
+A row of that page and a function of `tests/lab/faults/` are one fault: the function's name is the row's first cell, in
+lower case, with an underscore for all that is no letter or figure. The function breaks something, yields while the
+verbs are asked, and mends it. A cell is an exit code and words that are said in that order, with `…` for what lies
+between: `3 UNREACHABLE … frozen`; a dash is a verb that is not asked. The column *then* is the run's state once all is
+mended; whatever the run wrote must be there, byte for byte, as seen from outside.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.driver import Done, Specctl, poll_until
+from tests.lab.lab import Lab
+
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+WORKDIR = "/root/w"
+VERBS = ("status", "logs", "launch", "stop")
+"""In the order in which they are asked."""
+NOT_ASKED = "–"
+DEADLINE_S = 60.0
+"""No verb takes longer, whatever is broken; no figure of speed, but a bound on being stuck."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """What a verb must say."""
+
+    code: int
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Cell | None:
+        if text in (NOT_ASKED, ""):
+            return None
+        code, _, rest = re.sub(r"[*`]", "", text).partition(" ")
+        return cls(code=int(code), words=tuple(filter(None, (words.strip() for words in rest.split("…")))))
+
+    def missing(self, done: Done) -> str | None:
+        """The first thing that `done` does not say, None if it says it all."""
+        if done.code != self.code:
+            return f"exit code {self.code}"
+        said, at = flat(done.out + "\n" + done.err), 0
+        for words in self.words:
+            found = said.find(flat(words), at)
+            if found < 0:
+                return repr(words)
+            at = found + len(flat(words))
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One fault as the page has it."""
+
+    name: str
+    cells: dict[str, Cell | None]
+    then: str
+    """The run's state when all is mended, empty if there is no run."""
+    do_next: str
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def rows(page: str) -> dict[str, Row]:
+    """Fault -> row, of all tables of the page whose head names the verbs."""
+    found: dict[str, Row] = {}
+    head: list[str] = []
+    for line in page.splitlines():
+        if not line.startswith("|"):
+            head = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not head:
+            head = [slug(cell) for cell in cells]
+        elif "status" in head and not set(line) <= set("|-: "):
+            row = dict(zip(head, cells, strict=True))
+            name = slug(row["what_was_done"])
+            assert name not in found, f"two rows of docs/faults.md are {name}"
+            found[name] = Row(
+                name=name, cells={verb: Cell.parse(row[verb]) for verb in VERBS}, then=row["then"].strip("*–"),
+                do_next=row["what_you_do"],
+            )  # fmt: skip
+    return found
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """Where a fault happens: a lab, a user, and the run that the fault is about.
+
+    A fault may give a verb other words than the usual ones (`say`), and replace inventory, run or target.
+    """
+
+    specctl: Specctl
+    lab: Lab
+    vmid: int = 101
+    target: str = "ct101"
+    run_id: str = ""
+    say: dict[str, list[str]] = field(default_factory=dict)
+    kept: bool = True
+    """Whether the run's log is as it was written; a fault that damages it says no, and checks what is left itself."""
+
+    def start(self, *command: str, until: str = "process", options: tuple[str, ...] = ()) -> str:
+        """Launches the run that the fault is about; the default is a program that prints a step every 0.1 s."""
+        argv = command or ("python3", self.specctl.program("steps.py"))
+        done = self.specctl.launch("--until", until, *options, "--", *argv, target=self.target)
+        assert done.code == 0, f"{done.out}{done.err}"
+        self.run_id = str(done.json["run_id"])
+        return self.run_id
+
+    def words(self, verb: str) -> list[str]:
+        usual = {
+            "status": ["status", self.run_id or self.target],
+            "logs": ["logs", self.run_id, "-n", "3"],
+            "launch": ["launch", self.target, "--until", "process", "--no-source", "--", "sleep", "600"],
+            "stop": ["stop", self.run_id],
+        }
+        return self.say.get(verb) or usual[verb]
+
+    def inside(self, script: str) -> str:
+        """What a shell in the container prints, asked past ssh, pct and specctl."""
+        done = self.lab.inside(self.vmid, ["sh", "-c", script])
+        assert done.returncode == 0, f"{script}: {done.stderr}"
+        return str(done.stdout)
+
+    def run_dir(self) -> str:
+        return f"{WORKDIR}/runs/{self.run_id}"
+
+    def pid(self) -> int:
+        """The program's pid in the container, from the environment that only the run's processes carry."""
+        return self.pids()[0]
+
+    def pids(self) -> list[int]:
+        """All living processes of the run, the oldest first, seen from outside."""
+        script = (
+            f"for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx SPECCTL_RUN_ID={self.run_id} "
+            "&& ! grep -q '^State:.[ZX]' $p/status 2>/dev/null && echo ${p#/proc/}; done; :"
+        )
+        return sorted(int(line) for line in self.inside(script).split())
+
+    def supervisor(self) -> int:
+        return int(self.inside(f"cat {self.run_dir()}/supervisor.json").partition('"pid":')[2].split(",")[0])
+
+    def check_nothing_is_lost(self) -> None:
+        """`logs` prints every byte that the run has written, and none besides."""
+        written = self.inside(f"tail -n +2 {self.run_dir()}/{self.run_id}.a1.log")
+        shown = self.specctl("logs", self.run_id).out
+        assert shown.startswith(written), f"{self.run_id} wrote {len(written)} bytes, and logs shows {len(shown)}"
+
+    def until_state(self, *states: str, timeout_s: float = 30.0) -> None:
+        poll_until(
+            lambda: self.specctl.status(self.run_id)["state"] in states, timeout_s=timeout_s, what=" or ".join(states)
+        )
+
+
+Fault = Callable[[Scene], Iterator[None]]
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(function: Fault) -> Fault:
+    """Puts a function of `tests/lab/faults/` into the matrix."""
+    assert function.__name__ not in FAULTS
+    FAULTS[function.__name__] = function
+    return function
+
+
+def ask(scene: Scene, row: Row) -> list[str]:
+    """Asks every verb that has a cell; what was not said, in words for who mends it."""
+    wrong = []
+    for verb in VERBS:
+        cell = row.cells[verb]
+        if cell is None:
+            continue
+        began = time.monotonic()
+        done = scene.specctl(*scene.words(verb), timeout_s=DEADLINE_S)
+        if verb == "launch" and done.code in (0, 1):
+            scene.specctl("stop", "@last", "--now")
+        if missing := cell.missing(done):
+            took_s = time.monotonic() - began
+            wrong.append(f"{row.name}: {verb} does not say {missing}, but (exit {done.code}, {took_s:.1f} s):\n"
+                         f"{done.out}{done.err}")  # fmt: skip
+    return wrong
