@@ -7,7 +7,6 @@ and what was in it before is counted and never shown. `watch` keeps what is foun
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import stat as stat_module
@@ -252,6 +251,8 @@ def flags_of(pid: int, fd: int) -> int | None:
 
 def birth_time(path: str) -> float | None:
     """When the file was created (statx), or None where the file system does not say; Python's os.stat does not."""
+    import ctypes  # a probe of a run without such logs needs none
+
     buffer = ctypes.create_string_buffer(256)
     try:
         statx = ctypes.CDLL(None, use_errno=True).statx

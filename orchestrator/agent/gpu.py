@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import stat
-import subprocess
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +53,8 @@ def ask(*, module: str = MODULE) -> Seen:
     program = system.which("nvidia-smi")
     if program is None:
         return Seen(rows=[], program=False)
+    import subprocess  # where there is no driver, a probe need not wait for it
+
     query = "index,name,utilization.gpu,memory.used,memory.total"
     try:
         done = subprocess.run(

@@ -11,7 +11,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -70,11 +69,17 @@ def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
         lacking = error.name or "orchestrator"
         ours = lacking.split(".")[0] in ("orchestrator", "libtmux")
         message = f"{sys.executable} there has no module {lacking}: it is not a whole Python"
-        kind, message = ("bug", traceback.format_exc()) if ours else ("python", message)
+        kind, message = ("bug", _traceback()) if ours else ("python", message)
         emit({"final": True, "error": {"kind": kind, "message": message, "hint": None}})
     except Exception:
-        emit({"final": True, "error": {"kind": "bug", "message": traceback.format_exc(), "hint": None}})
+        emit({"final": True, "error": {"kind": "bug", "message": _traceback(), "hint": None}})
     return 0
+
+
+def _traceback() -> str:
+    import traceback  # slow, and of use here only
+
+    return traceback.format_exc()
 
 
 def describe(error: OSError) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.agent import gpu, proc, records
-from orchestrator.agent.catchup import catch_up, others_of
 from orchestrator.agent.main import Call
 from orchestrator.agent.merge import merge
 from orchestrator.model import (
@@ -170,6 +169,8 @@ def _one(
         logs = []
     damaged = not logs and os.path.lexists(paths.scan)
     if supervisor and not elsewhere and (damaged or (ended is None and not supervisor_alive)):
+        from orchestrator.agent.catchup import catch_up  # it brings the whole of logscan along
+
         logs = catch_up(
             paths, supervisor, logs, own_verified=log.verified, patterns=spec.patterns, tree=tree, now=now
         )
@@ -196,7 +197,11 @@ def _one(
 def looked_at(paths: RunPaths, nonce: str, logs: list[FollowedLog], *, alive: bool) -> list[FollowedLog]:
     """`logs` with their files as they are now. One that somebody else writes too, which its supervisor has not seen
     yet, says nothing at all until the supervisor has said where the run's own part of it ends."""
-    by = others_of(paths, nonce, logs) if alive else {}
+    by = {}
+    if alive and any(one.foreign is not None for one in logs):
+        from orchestrator.agent.catchup import others_of
+
+        by = others_of(paths, nonce, logs)
     result = []
     for one in logs:
         log = one.foreign

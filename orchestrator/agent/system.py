@@ -8,7 +8,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shutil
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 LEAKED = ("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "TMUX", "TMUX_PANE", "OLDPWD", "_", "SHLVL")
@@ -54,5 +53,6 @@ def group_of(gid: int) -> str:
 
 
 def which(program: str) -> str | None:
-    return shutil.which(program, path=search_path())
+    found = (f"{folder}/{program}" for folder in search_path().split(os.pathsep))
+    return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 

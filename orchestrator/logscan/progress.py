@@ -9,10 +9,13 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.logscan.events import Event, FindingEvent, PhaseEvent, StepEvent, WorkerDown, WorkerUp
-from orchestrator.logscan.grammar import Reading
 from orchestrator.model import Finding, LogSummary, OpenFinding, ScanState, Worker
+
+if TYPE_CHECKING:
+    from orchestrator.logscan.grammar import Reading
 
 WARM_UP_FIGURES = 2
 RECENT = 32
