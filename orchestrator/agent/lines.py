@@ -7,7 +7,6 @@ there: a log that was emptied is to be read from its beginning again, and said t
 from __future__ import annotations
 
 import os
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Lines:
     @classmethod
     def of(cls, block: Block) -> Lines:
         data = block.data if block.data.endswith(b"\n") else block.data + b"\n"
-        offsets = None if block.offsets is None else block.offsets.tolist()
+        offsets = None if block.verbatim else block.index[1].tolist()
         return cls(data, data.count(b"\n"), block.offset if offsets is None else None, offsets)
 
     @property
@@ -156,15 +155,15 @@ class Section:
         for block in blocks:
             if self._parts:
                 cut = block.data.find(b"\n") + 1
-                self._parts.append(block if not cut else _part(block, 0, cut))
+                self._parts.append(block if not cut else block.part(0, cut))
                 if not cut:
                     continue
                 yield self._joined()
-                block = _part(block, cut, len(block.data))
+                block = block.part(cut, len(block.data))
             cut = block.data.rfind(b"\n") + 1
             if cut < len(block.data):
-                self._parts = [_part(block, cut, len(block.data))]
-                block = _part(block, 0, cut)
+                self._parts = [block.part(cut, len(block.data))]
+                block = block.part(0, cut)
             if block.data:
                 yield Lines.of(block)
         if over and self._parts:
@@ -202,12 +201,3 @@ class Section:
         self.start = self.wanted = offset
         self._head = self._head if offset else b""
         self._restart(offset)
-
-
-def _part(block: Block, start: int, stop: int) -> Block:
-    """The bytes from `start` to `stop` of a block."""
-    if block.positions is None or block.offsets is None:
-        return Block(block.data[start:stop], block.offset + start)
-    first, last = bisect_left(block.positions, start), bisect_left(block.positions, stop)
-    positions = array("Q", (position - start for position in block.positions[first:last]))
-    return Block(block.data[start:stop], block.raw_offset(start), positions, block.offsets[first:last])

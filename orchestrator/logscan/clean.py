@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_right
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 PIECE_BYTES = 1 << 20
 """A line longer than this leaves the cleaner in pieces, so that memory stays bounded."""
 GIVE_UP_BYTES = 4 << 20
 WINDOW_BYTES = 4096
-"""Longer than any escape sequence that JUNK drops whole."""
+"""Longer than any escape sequence that ESCAPE drops whole."""
 
-# CSI; OSC, DCS and the like up to their terminator, never across a line; charset and other two-byte escapes.
-JUNK = re.compile(
+# CSI; OSC, DCS and the like up to their terminator, never across a line; charset and other two-byte escapes. It begins
+# with a literal, so that what lies between escapes is passed over at memory speed.
+ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]?|[\]PX^_][^\x07\x1b\r\n]{0,2048}(?:\x07|\x1b\\)|[ -/]{1,8}[0-~]?|[0-~])?"
-    rb"|[\x00\x08]+"
 )
+DROPPED = b"\0\b"
 
 
 def is_clean(data: bytes) -> bool:
@@ -43,30 +43,66 @@ def scrub(data: bytes) -> bytes:
     """`data` with bad UTF-8 repaired and escapes, NULs and backspaces dropped; line breaks are left alone."""
     if not data.isascii():
         # Repaired before escapes go: a dropped escape must not join two halves into a character that was never there.
-        data = data.decode("utf-8", "replace").encode()
-    return JUNK.sub(b"", data)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            data = data.decode("utf-8", "replace").encode()
+    if b"\x1b" in data:
+        data = ESCAPE.sub(b"", data)
+    # After the escapes, not before: a NUL ends one that it stands in.
+    return data.translate(None, DROPPED) if b"\0" in data or b"\b" in data else data
 
 
-@dataclass(frozen=True, slots=True)
 class Block:
     """Cleaned bytes and where their lines stand in the file.
 
     `data` is whole lines, each ending in LF, except where a very long line leaves in pieces and at the end of a file.
     """
 
-    data: bytes
-    offset: int
-    """Raw offset of the first byte."""
-    positions: array[int] | None = None
-    """Where each line starts in `data`; None: `data` is the file's own bytes, so positions and offsets run alike."""
-    offsets: array[int] | None = None
-    """Raw offset of each line's first byte."""
+    __slots__ = ("_index", "_raw", "data", "offset")
+
+    def __init__(
+        self, data: bytes, offset: int, raw: bytes | None = None, index: tuple[array[int], array[int]] | None = None
+    ) -> None:
+        """`offset`: where the first byte stands in the file. `raw`: what stands there, the same lines as `data`; or
+        `index`, what came of it; neither: `data` is the file's own bytes."""
+        self.data, self.offset, self._raw, self._index = data, offset, raw, index
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether `data` is the file's own bytes: positions in it and offsets in the file run alike."""
+        return self._raw is None and self._index is None
+
+    @property
+    def index(self) -> tuple[array[int], array[int]]:
+        """Where each line starts: positions in `data`, and offsets in the file. Made when it is asked for."""
+        if self._index is None:
+            raw = self.data if self._raw is None else self._raw
+            offsets = _starts(raw, self.offset)
+            offsets.pop()
+            self._index, self._raw = (_starts(self.data, 0)[: len(offsets)], offsets), None
+        return self._index
 
     def raw_offset(self, position: int) -> int:
         """Raw offset of the line start that stands at `position` of `data` (of the line around it, when cleaned)."""
-        if self.positions is None or self.offsets is None:
+        if self.verbatim:
             return self.offset + position
-        return self.offsets[max(0, bisect_right(self.positions, position) - 1)]
+        positions, offsets = self.index
+        return offsets[max(0, bisect_right(positions, position) - 1)]
+
+    def part(self, start: int, stop: int) -> Block:
+        """The lines, or the pieces of lines, from `start` to `stop` of `data`."""
+        if self.verbatim:
+            return Block(self.data[start:stop], self.offset + start)
+        positions, offsets = self.index
+        first, last = bisect_left(positions, start), bisect_left(positions, stop)
+        moved = array("Q", (position - start for position in positions[first:last]))
+        return Block(self.data[start:stop], self.raw_offset(start), index=(moved, offsets[first:last]))
+
+
+def _starts(data: bytes, first: int) -> array[int]:
+    """Where each line starts, and where the last one ends."""
+    return array("Q", accumulate(map(len, data.splitlines(True)), initial=first))
 
 
 def clean_lines(raw: bytes, offset: int, *, line_limit: int | None = None) -> Block:
@@ -74,18 +110,15 @@ def clean_lines(raw: bytes, offset: int, *, line_limit: int | None = None) -> Bl
 
     A line longer than `line_limit` keeps only its head and tail, half the limit each.
     """
-    if is_clean(raw) and (line_limit is None or not _has_long_line(raw, line_limit)):
+    long = line_limit is not None and _has_long_line(raw, line_limit)
+    if not long and is_clean(raw):
         return Block(raw, offset)
-    lines = raw.splitlines(True)
-    offsets = array("Q", accumulate(map(len, lines), initial=offset))
-    offsets.pop()
-    if line_limit is not None and max(map(len, lines), default=0) > line_limit:
-        raw = b"".join(_shortened(line, line_limit) for line in lines)
-    if b"\r" in raw:
-        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    data = scrub(raw)
-    positions = array("Q", accumulate(map(len, data.splitlines(True)), initial=0))
-    return Block(data, offset, positions[: len(offsets)], offsets)
+    data = raw
+    if long and line_limit is not None:
+        data = b"".join(_shortened(line, line_limit) for line in raw.splitlines(True))
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return Block(scrub(data), offset, raw)
 
 
 def _shortened(line: bytes, limit: int) -> bytes:
@@ -109,7 +142,8 @@ def join_ends(head: bytes, tail: bytes) -> bytes:
 def _has_long_line(data: bytes, limit: int) -> bool:
     start = 0
     while len(data) - start > limit:
-        end = data.rfind(b"\n", start, start + limit + 1)
+        stop = start + limit + 1
+        end = max(data.rfind(b"\n", start, stop), data.rfind(b"\r", start, stop))
         if end < 0:
             return True
         start = end + 1
@@ -192,10 +226,10 @@ class OffsetMap:
         self._first = 0
 
     def add(self, block: Block) -> None:
-        if block.positions is None or block.offsets is None:
+        if block.verbatim:
             self._point(self._length, block.offset)
         else:
-            for position, offset in zip(block.positions, block.offsets, strict=True):
+            for position, offset in zip(*block.index, strict=True):
                 self._point(self._length + position, offset)
         self._length += len(block.data)
 

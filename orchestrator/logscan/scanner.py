@@ -152,7 +152,7 @@ class Scanner:
     def _long_line(self, tail: bytearray) -> Block:
         """The open line as a block, from its head and the end of `tail`."""
         text = scrub(join_ends(bytes(self._open), bytes(tail[-(LINE_LIMIT // 2) :]))) + b"\n"
-        return Block(text, self._offset, array("Q", [0]), array("Q", [self._offset]))
+        return Block(text, self._offset, index=(array("Q", [0]), array("Q", [self._offset])))
 
     def _take(self, block: Block, end: int, events: list[Event]) -> None:
         """Reads a block of whole lines that ends at raw offset `end`; it becomes decided."""
@@ -188,7 +188,7 @@ class Scanner:
     def _alike(self, block: Block, position: int, events: list[Event]) -> int:
         """Reads the lines from `position` on that look like earlier step lines; returns where it stopped."""
         data, now, read, known = block.data, self._now, self._progress.read, self._templates.known
-        shift = block.offset if block.positions is None else None
+        shift = block.offset if block.verbatim else None
         hit = True
         while hit:
             hit = False
