@@ -191,8 +191,10 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
     memory, aside = "", _memory(ending.oom_kills)
     if ending.oom_kills and (ending.signal == SIGKILL or ending.code == SHELL_SIGNAL + SIGKILL):
         memory, aside = f", for memory ({ending.oom_kills} killed)", ""
-    first = look.probe.program_exit
-    if first is not None and first.code == 0 and (ending.code or ending.signal):
+    first, hidden = look.probe.program_exit, ending.behind_pipe
+    if hidden is not None and (ending.code or ending.signal):
+        how += f" of {hidden}, whose pipe to tee ended with 0"
+    elif first is not None and first.code == 0 and (ending.code or ending.signal):
         how += " of another process of the run, whose started program had ended with exit code 0"
     if ending.signal is not None or memory:
         return look.verdict("KILLED", f"{how}{memory}{step}{aside}{left}", error=_blame(look, None))
@@ -206,7 +208,8 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         if error is not None:
             # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
             but = f", but {_gone(look)}" if look.gone else f", but its last words are {said_by(error, SIGNALS)}"
-        return look.verdict("SUCCEEDED", f"exit code 0{step}{but}{aside}{left}", error=error)
+        of = f" (a pipe's to tee: that {hidden} before it ended well is said only under set -o pipefail)" if hidden else ""
+        return look.verdict("SUCCEEDED", f"exit code 0{of}{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"

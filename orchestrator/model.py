@@ -424,6 +424,9 @@ class ExitRecord:
     last_step: int | None = None
     first_exception: str | None = None
     """Type and first line of the first exception in the text; whether the run ended with it is for `health` to say."""
+    behind_pipe: str | None = None
+    """Name of the process whose output a pipe handed to tee, which hides its end: `code` or `signal` is its, and a code
+    of 0 means that nobody knows how it ended."""
     attempt: int = 1
     nonce: str = ""
 

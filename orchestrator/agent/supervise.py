@@ -21,6 +21,7 @@ from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.merge import merge
 from orchestrator.agent.pane import Pane
+from orchestrator.agent.pipes import Pipes
 from orchestrator.agent.watch import LogWatch
 from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
@@ -73,7 +74,7 @@ class Supervisor:
         self.written_at = 0.0
         self.written_to = 0
         self.childless = False
-        self.pane = Pane()
+        self.pane, self.pipes = Pane(), Pipes()
         self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, time.time())}
 
     # --- the attempt ------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Supervisor:
         self.logs = LogWatch(
             self.paths, attempt=self.attempt, nonce=self.spec.nonce, started_at=started_at,
             before=foreign.snapshot(self.cwd, self.argv, environ), patterns=self.spec.patterns, journal=self.journal,
-            tree=lambda: proc.descendants(os.getpid(), self.spec.nonce),
+            tree=lambda: self.pipes.seen(proc.descendants(os.getpid(), self.spec.nonce)),
         )  # fmt: skip
         self.ending = files.Reserved(self.paths.exit)
         try:
@@ -253,10 +254,12 @@ class Supervisor:
         """The program's own ending; if it left well and others lived on, the first of those that ended badly."""
         ended = self.record.program_exit
         assert ended is not None
-        code, number, ended_at = ended.code, ended.signal, ended.at
+        code, number, ended_at, hidden = ended.code, ended.signal, ended.at, None
         if code == 0:
             ended_at = now  # a program that left well has not ended while what it started lives
             bad = next((orphan for orphan in self.orphan_codes if orphan != 0), 0)
+            if not bad and (hidden := self.pipes.ended_badly()) is not None:
+                bad = hidden.code or 0
             code, number = (bad, None) if bad >= 0 else (None, -bad)
         summary = merge(self.logs.followed())
         first = summary.findings[0] if summary.findings else None
@@ -264,7 +267,7 @@ class Supervisor:
             at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at),
             oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
             first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
-            attempt=self.attempt, nonce=self.spec.nonce,
+            attempt=self.attempt, nonce=self.spec.nonce, behind_pipe=hidden.name if hidden else None,
         )  # fmt: skip
 
     # --- what is written --------------------------------------------------------------------------------------------

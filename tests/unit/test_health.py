@@ -82,6 +82,8 @@ THREAD = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: boom\n"
         ({"signal": 9, "oom_kills": 1}, "KILLED", "SIGKILL, for memory"),
         ({"code": 137, "oom_kills": 1}, "KILLED", "exit code 137, for memory"),
         ({"code": 137}, "FAILED", "SIGKILL of a child"),
+        ({"code": 3, "behind_pipe": "python3"}, "FAILED", "exit code 3 of python3, whose pipe to tee ended with 0"),
+        ({"code": 0, "behind_pipe": "python3"}, "SUCCEEDED", "that python3 before it ended well is said only under"),
         ({"signal": 15, "stopped": True}, "STOPPED", "SIGTERM"),
         ({"code": 0, "stopped": True}, "STOPPED", "exit code 0"),
         ({"signal": 9, "stopped": True, "oom_kills": 1}, "STOPPED", "SIGKILL"),
