@@ -208,8 +208,9 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         if error is not None:
             # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
             but = f", but {_gone(look)}" if look.gone else f", but its last words are {said_by(error, SIGNALS)}"
-        of = f" (a pipe's to tee: that {hidden} before it ended well is said only under set -o pipefail)" if hidden else ""
-        return look.verdict("SUCCEEDED", f"exit code 0{of}{step}{but}{aside}{left}", error=error)
+        if hidden is not None:
+            how += f" (a pipe's to tee: that {hidden} before it ended well is said only under set -o pipefail)"
+        return look.verdict("SUCCEEDED", f"{how}{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"

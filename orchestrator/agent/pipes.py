@@ -1,8 +1,8 @@
-"""Who stands behind a pipe to tee: `python train.py | tee log` ends with tee's exit code, whatever became of the trainer.
+"""Who stands before a pipe to tee: `python train.py | tee log` ends with tee's exit code, whatever became of the other.
 
-A shell's pipe has the code of its last command, so the supervisor looks for processes whose output reaches a `tee` while
-they live, and keeps a handle on each. Since Linux 6.15 a handle (pidfd) tells the code of a process that its parent has
-collected; where the kernel is older, that the code is not known is all there is to say.
+A shell's pipe has the code of its last command, so the supervisor looks for processes whose output reaches a `tee`
+while they live, and keeps a handle on each. Since Linux 6.15 a handle (pidfd) tells the code of a process that its
+parent has collected; where the kernel is older, that the code is not known is all there is to say.
 """
 
 from __future__ import annotations
