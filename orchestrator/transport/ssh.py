@@ -19,7 +19,7 @@ from paramiko.ssh_exception import ChannelException, SSHException
 from orchestrator.errors import LinkLost, SpecctlError, UnreachableError
 from orchestrator.transport import quoting
 from orchestrator.transport.base import CHUNK_BYTES, Limits, Stdin, Stream, Transport, pieces
-from orchestrator.transport.ssh_node import Link, SshNode
+from orchestrator.transport.ssh_node import Link, SshNode, ended
 from orchestrator.transport.ssh_terminal import SshTerminal
 from orchestrator.transport.terminal import Screen, Terminal
 
@@ -85,7 +85,7 @@ class _SshStream(Stream):
         except BaseException as error:
             self._started.put(error)
             if self._channel is not None:
-                self._channel.close()
+                self._close_channel(self._channel)
             self._release()
             return
         self._started.put(None)
@@ -142,11 +142,13 @@ class _SshStream(Stream):
         try:
             channel.exec_command(self._command)
         except (SSHException, EOFError, OSError) as error:
-            if link.transport.is_active():
+            if not ended(link.transport):
                 raise UnreachableError(
                     f"the node refuses to run commands: {error}", hint="see ForceCommand and the user's shell there"
                 ) from error
-            raise LinkLost("the connection ended while the command was being sent; it may have run") from error
+            raise LinkLost(
+                "the connection ended while the command was being sent; it may have run", hint="ask again"
+            ) from error
         return channel
 
     # --- the caller's thread ----------------------------------------------------------------------------------------
@@ -211,10 +213,9 @@ class _SshStream(Stream):
         if code >= 0:
             self.exit_code = code
             return
-        # -1 is both a signal and a lost connection; a connection that is lost takes its thread with it.
+        # -1 is both a signal and a lost connection.
         transport = channel.get_transport()
-        transport.join(0.3)
-        if channel.eof_received and transport.is_active():
+        if not ended(transport) and channel.eof_received:
             self.why_unknown = "killed by a signal"
             return
         raise self._lost(transport.get_exception())

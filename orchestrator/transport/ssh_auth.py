@@ -107,13 +107,18 @@ def _log_in(
             ) from error
         if transport.is_active() and isinstance(error, AuthenticationException):
             raise _refused(who, tried, unusable, others, options, target) from error
-        if tried:
+        farewell = getattr(transport.packetizer, "farewell", None)
+        if tried and farewell is not None:
             raise AuthError(
-                f"{who} ended the connection after {len(tried)} keys ({', '.join(tried)}): {error}",
+                f"{who} ended the connection after {len(tried)} keys ({', '.join(tried)}): {farewell}",
                 target=target,
                 hint="too many keys were offered? Set IdentityFile and IdentitiesOnly yes for this host in ssh_config",
             ) from error
-        raise LinkLost(f"{who} ended the connection while logging in: {error}", target=target) from error
+        raise LinkLost(
+            f"the connection to {who} ended during the login" + (f": {farewell}" if farewell else ""),
+            target=target,
+            hint=f"ask again; if it ends each time, the log of sshd there tells why, or `{options.ssh_command} true`",
+        ) from error
     raise _refused(who, tried, unusable, others, options, target)
 
 

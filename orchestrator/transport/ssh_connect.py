@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 
 import paramiko
+from paramiko.common import MSG_DISCONNECT
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import IncompatiblePeer, SSHException
 
-from orchestrator.errors import ConfigError, UnreachableError
+from orchestrator.errors import ConfigError, LinkLost, UnreachableError
 from orchestrator.transport import host_keys, ssh_pace
 from orchestrator.transport.base import Limits
 from orchestrator.transport.host_keys import Trust
@@ -33,7 +34,11 @@ _ALGORITHMS = {"KexAlgorithms": "kex", "HostKeyAlgorithms": "key_types", "Cipher
 
 
 class _HungUp(Exception):
-    """The other side closed the connection before the host key was seen."""
+    """The other side closed the connection before the host key was seen; `missing` is what it did not get to."""
+
+    def __init__(self, why: str, missing: str) -> None:
+        super().__init__(why)
+        self.missing = missing
 
 
 def connect(
@@ -52,8 +57,7 @@ def connect(
         except _HungUp as error:
             if attempt == CONNECT_TRIES:
                 raise UnreachableError(
-                    f"{options.where} answers, but hangs up before it says that it is an SSH server ({error}); "
-                    f"tried {attempt} times",
+                    f"{options.where} answers, but hangs up before {error.missing} ({error}); tried {attempt} times",
                     target=target,
                     hint="is the port sshd's? Its MaxStartups and the node's log may tell more",
                 ) from error
@@ -88,6 +92,11 @@ def _connect_once(
         transport.set_keepalive(KEEPALIVE_S)
         done = True
         return transport, way
+    except (SSHException, EOFError) as error:
+        # Between two steps, each of which tells its own failures: paramiko then says that there is no session.
+        raise LinkLost(
+            f"{options.where} ended the connection before the login ({error})", target=target, hint="ask again"
+        ) from error
     finally:
         if not done:
             way.abandon()
@@ -96,9 +105,18 @@ def _connect_once(
 
 
 class _Packetizer(Packetizer):
-    """Keeps the last line before the keys are exchanged: who hangs up may have said why."""
+    """Keeps the last line before the keys are exchanged, and the last word after it: who hangs up may have said why."""
 
     greeting = ""
+    farewell: str | None = None
+
+    def read_message(self) -> tuple[int, paramiko.Message]:
+        kind, message = super().read_message()
+        if kind == MSG_DISCONNECT:
+            copy = paramiko.Message(message.asbytes())
+            copy.get_int()  # a code, which says less than the words
+            self.farewell = " ".join(copy.get_string().decode(errors="replace").split())
+        return kind, message
 
     def readline(self, timeout: float) -> str:
         line = str(super().readline(timeout))
@@ -162,7 +180,8 @@ def _exchange_keys(transport: paramiko.Transport, options: SshOptions, way: Way,
             ) from error
         # paramiko has one exception for a peer that hangs up and for one that says nothing.
         if time.monotonic() < silent_at:
-            raise _HungUp(f"it says: {said}" if said else " ".join(str(error).split())) from error
+            missing = "the keys are exchanged" if greeting.startswith("SSH-") else "it says that it is an SSH server"
+            raise _HungUp(f"it says: {said}" if said else " ".join(str(error).split()), missing) from error
         raise UnreachableError(
             f"{where} took the connection, but no key exchange came within {timeout_s:g} s",
             target=target,

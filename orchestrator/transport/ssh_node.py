@@ -193,6 +193,13 @@ class Link:
         self._way.over()
 
 
+def ended(transport: paramiko.Transport) -> bool:
+    """Whether the connection is gone: paramiko wakes who waits for an answer a moment before it says so itself, and a
+    connection that is lost takes its thread with it."""
+    transport.join(0.3)
+    return not transport.is_active()
+
+
 def _no_tunnel(
     error: Exception, link: Link, options: SshOptions, jump: Jump, timeout_s: float, target: str
 ) -> UnreachableError:
@@ -200,7 +207,7 @@ def _no_tunnel(
     if isinstance(error, ChannelException) and error.code == 1:
         message = f"jump host {jump.host} does not allow a way on to {where}"
         hint = "see AllowTcpForwarding and PermitOpen of its sshd, and `restrict` in its authorized_keys"
-    elif not link.transport.is_active():
+    elif ended(link.transport):
         link.retire()
         message, hint = f"jump host {jump.host} ended the connection", "ask again"
     elif "Timeout" in str(error):

@@ -11,7 +11,7 @@ from paramiko.ssh_exception import ChannelException, SSHException
 
 from orchestrator.errors import LinkLost, UnreachableError
 from orchestrator.transport.base import Limits
-from orchestrator.transport.ssh_node import Link, SshNode
+from orchestrator.transport.ssh_node import Link, SshNode, ended
 from orchestrator.transport.terminal import READ_BYTES, Screen, Terminal
 
 ASK_S = 3.0
@@ -35,7 +35,10 @@ class SshTerminal(Terminal):
             channel.get_pty(screen.term, screen.columns, screen.rows)
             channel.exec_command(command)
         except (ChannelException, SSHException, EOFError, OSError) as error:
+            gone = ended(self._link.transport)
             self.close()
+            if gone:
+                raise self._lost("the connection ended before the terminal was open") from error
             raise UnreachableError(
                 f"the node opens no terminal: {error}", target=self._target,
                 hint="see PermitTTY, MaxSessions and ForceCommand of its sshd",
@@ -68,9 +71,7 @@ class SshTerminal(Terminal):
         if not data:
             self._channel.status_event.wait(1.0)
             transport = self._link.transport
-            if self._channel.exit_status < 0:
-                transport.join(0.3)  # a connection that is lost takes its thread with it
-            if not transport.is_active():
+            if self._channel.exit_status < 0 and ended(transport):
                 why = transport.get_exception()
                 raise self._lost(f"the connection ended ({why})" if why else "the connection ended")
         return data
@@ -100,9 +101,14 @@ class SshTerminal(Terminal):
         link, self._link = self._link, None
         if channel is not None:
             # A peer that does not read can block even this.
-            threading.Thread(target=channel.close, daemon=True).start()
+            threading.Thread(target=_close, args=(channel,), daemon=True).start()
         if link is not None:
             link.leave()
 
     def _lost(self, why: str) -> LinkLost:
         return LinkLost(why, target=self._target, hint="the run goes on, or not: specctl status tells")
+
+
+def _close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(SSHException, EOFError, OSError):
+        channel.close()
