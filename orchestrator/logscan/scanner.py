@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from orchestrator.logscan.clean import Block, clean_lines, join_ends, scrub
 from orchestrator.logscan.events import Event
-from orchestrator.logscan.grammar import CLOSER, GATE, Grammar
+from orchestrator.logscan.grammar import GATE, Grammar
 from orchestrator.logscan.progress import Progress
 from orchestrator.logscan.reader import MARK, SHM, Complete, Reader
 from orchestrator.logscan.shapes import Shapes
@@ -170,10 +170,10 @@ class Scanner:
             if not (every_line or replay or self._tracebacks.open):
                 if self._templates.known:
                     position = self._alike(block, position, events)
-                at = _next_candidate(lowered, position)
-                if at < 0:
+                found = GATE.search(lowered, position)
+                if found is None:
                     break
-                start = data.rfind(b"\n", position, at) + 1 or position
+                start = data.rfind(b"\n", position, found.start()) + 1 or position
                 if start > position and self._templates.known:
                     position = self._alike(block, start, events)
                     if position > start:
@@ -208,7 +208,7 @@ class Scanner:
         again = replay and offset < self._decided
         if replay and not again:
             self._lines += 1
-        gated = not lowered or CLOSER.search(lowered, start, stop) is not None
+        gated = not lowered or GATE.search(lowered, start, stop) is not None
         if not gated and not self._tracebacks.open:
             return
         text = block.data[start:stop].decode("utf-8", "replace")
@@ -268,14 +268,3 @@ class Scanner:
             before_first_step=first_step is None or first_step > reader.start,
             shm=shm_at is not None and 0 <= reader.start - shm_at <= HINT_BYTES,
         )  # fmt: skip
-
-
-def _next_candidate(lowered: bytes, position: int) -> int:
-    """Where, from `position` on, a word stands that may count; -1: nowhere."""
-    search, match = GATE.search, CLOSER.match
-    while found := search(lowered, position):
-        position = found.start()
-        if match(lowered, position):
-            return position
-        position += 1
-    return -1
