@@ -17,11 +17,14 @@ from pathlib import Path
 
 from tests.driver import Done, Specctl, poll_until
 from tests.lab.lab import Lab
+from tests.terminal import typed
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 WORKDIR = "/root/w"
-VERBS = ("status", "logs", "launch", "stop")
+VERBS = ("status", "logs", "logs_f", "push", "pull", "attach", "launch", "stop")
 """In the order in which they are asked."""
+EVERY = "every_verb"
+"""A column for all of them that have none of their own."""
 NOT_ASKED = "–"
 DEADLINE_S = 60.0
 """No verb takes longer, whatever is broken; no figure of speed, but a bound on being stuck."""
@@ -84,12 +87,13 @@ def rows(page: str) -> dict[str, Row]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not head:
             head = [slug(cell) for cell in cells]
-        elif "status" in head and not set(line) <= set("|-: "):
+        elif "then" in head and not set(line) <= set("|-: "):
             row = dict(zip(head, cells, strict=True))
             name = slug(row["what_was_done"])
             assert name not in found, f"two rows of docs/faults.md are {name}"
+            said = {verb: row.get(verb, row.get(EVERY, NOT_ASKED)) for verb in VERBS}
             found[name] = Row(
-                name=name, cells={verb: Cell.parse(row[verb]) for verb in VERBS}, then=row["then"].strip("*–"),
+                name=name, cells={verb: Cell.parse(text) for verb, text in said.items()}, then=row["then"].strip("*–"),
                 do_next=row["what_you_do"],
             )  # fmt: skip
     return found
@@ -108,6 +112,8 @@ class Scene:
     target: str = "ct101"
     run_id: str = ""
     say: dict[str, list[str]] = field(default_factory=dict)
+    asking: Callable[[str], Done] | None = None
+    """How a verb is asked, where something happens in the middle of it."""
     kept: bool = True
     """Whether the run's log is as it was written; a fault that damages it says no, and checks what is left itself."""
 
@@ -123,14 +129,34 @@ class Scene:
         usual = {
             "status": ["status", self.run_id or self.target],
             "logs": ["logs", self.run_id, "-n", "3"],
+            "logs_f": ["logs", self.run_id, "-f", "-n", "3", "--patience", "0"],
+            "push": ["push", self.target, str(PAGE), f"{WORKDIR}/pushed"],
+            "pull": ["pull", self.run_id, "--to", "pulled"],
+            "attach": ["attach", self.run_id],
             "launch": ["launch", self.target, "--until", "process", "--no-source", "--", "sleep", "600"],
             "stop": ["stop", self.run_id],
         }
         return self.say.get(verb) or usual[verb]
 
+    def ask(self, verb: str) -> Done:
+        """What a verb says; `attach` is typed into a terminal, which must be given back as it was."""
+        if verb != "attach":
+            return self.specctl(*self.words(verb), timeout_s=DEADLINE_S)
+        with typed(self.specctl, *self.words(verb)) as terminal:
+            before = terminal.settings
+            code = terminal.end(timeout_s=DEADLINE_S)
+            assert terminal.settings == before, "the terminal was not given back as it was"
+            return Done(code=code, out=terminal.text, err="")
+
     def inside(self, script: str) -> str:
         """What a shell in the container prints, asked past ssh, pct and specctl."""
         done = self.lab.inside(self.vmid, ["sh", "-c", script])
+        assert done.returncode == 0, f"{script}: {done.stderr}"
+        return str(done.stdout)
+
+    def on_node(self, script: str) -> str:
+        """What a shell on the node prints, asked past ssh and specctl."""
+        done = self.lab.on_node(["sh", "-c", script])
         assert done.returncode == 0, f"{script}: {done.stderr}"
         return str(done.stdout)
 
@@ -183,7 +209,7 @@ def ask(scene: Scene, row: Row) -> list[str]:
         if cell is None:
             continue
         began = time.monotonic()
-        done = scene.specctl(*scene.words(verb), timeout_s=DEADLINE_S)
+        done = (scene.asking or scene.ask)(verb)
         if verb == "launch" and done.code in (0, 1):
             scene.specctl("stop", "@last", "--now")
         if missing := cell.missing(done):
