@@ -1,0 +1,189 @@
+"""What was asked, and what is seen of it: the records of a run directory, processes, and one whole look at a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.model.logs import ForeignLog, LogFile, LogSummary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """What the laptop asks an agent to start. Values of secrets travel beside it, never in it."""
+
+    run_id: str
+    nonce: str
+    argv: list[str]
+    target: str
+    owner: str
+    bundle: str
+    """Content hash of the deployed code; the agent verifies it before anything starts."""
+    trainer: bool = False
+    """The program is the trainer that was shipped: `{config}` in `argv` stands for its configuration's place."""
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    """Names only."""
+    note: str = ""
+    config_path: str | None = None
+    config_text: str | None = None
+    git_commit: str | None = None
+    git_diff: str | None = None
+    env_hash: str | None = None
+    gpus: list[int] = field(default_factory=list)
+    patterns: dict[str, str] = field(default_factory=dict)
+    """Extra grammar for the steps of a foreign log: step, tok_s, loss or worker -> expression with one group."""
+    specctl_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process of a run's tree. `start_ticks` is field 22 of /proc/PID/stat: with it a pid is never mistaken."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    state: str
+    """One letter of /proc/PID/stat: R S D Z T ..."""
+    marked: bool = False
+    """Its environment carries this run's id and nonce."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in ("Z", "X")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """What the trainer last said of itself, if its nonce is this attempt's."""
+
+    phase: str
+    step: int | None
+    at: float
+    checkpointing: bool = False
+    gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequest:
+    """Who asked to stop, when, and how patiently (stop.json)."""
+
+    at: float
+    by: str
+    grace_s: float
+    now: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopperRecord:
+    """The process that carries out a stop, and how far it is (stopper.json)."""
+
+    pid: int
+    start_ticks: int
+    request_at: float
+    by: str
+    doing: str
+    """term, checkpoint (it waits for one), kill, done."""
+    signalled_at: float | None
+    """When it sent its first signal; an end before that is not its doing."""
+    alive_at: float
+    finished: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitRecord:
+    """How an attempt ended, from the supervisor (or from the agent, when nothing could be started)."""
+
+    at: float
+    code: int | None = None
+    signal: int | None = None
+    never_started: str | None = None
+    """Why the program never ran; `code` and `signal` are then None."""
+    stopped: bool = False
+    """The end followed a signal that a stop had sent."""
+    oom_kills: int = 0
+    """How many kills for memory the container's cgroup counted during the attempt."""
+    last_step: int | None = None
+    first_exception: str | None = None
+    """Type and first line of the first exception in the text; whether the run ended with it is for `health` to say."""
+    behind_pipe: str | None = None
+    """Name of the process whose output a pipe handed to tee, which hides its end: `code` or `signal` is its, and a code
+    of 0 means that nobody knows how it ended."""
+    attempt: int = 1
+    nonce: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramExit:
+    """How the spawned process itself ended; others of its tree may live on."""
+
+    at: float
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisorRecord:
+    """Who supervises an attempt, and what it spawned (supervisor.json)."""
+
+    attempt: int
+    nonce: str
+    pid: int
+    start_ticks: int
+    boot: str
+    """The container's boot identity when the attempt started."""
+    started_at: float
+    log_device: int
+    log_inode: int
+    header_bytes: int
+    oom_kills: int = 0
+    program_pid: int | None = None
+    program_start_ticks: int | None = None
+    program_exit: ProgramExit | None = None
+    cgroup: str | None = None
+    """Directory of the cgroup that was made for the program; None where none could be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Everything one look at one run saw. `health.judge` turns it into a verdict; nothing else may."""
+
+    run_id: str
+    attempt: int
+    nonce: str
+    observed_at: float
+    created_at: float
+    target: str
+    owner: str
+    note: str
+    argv: list[str]
+    exit: ExitRecord | None
+    stop: StopRequest | None
+    """A stop that is being carried out right now."""
+    same_boot: bool | None
+    """Whether the container has been up since the attempt started; None when no start was recorded."""
+    supervisor_alive: bool
+    program: Process | None
+    """The process that was spawned, as it is now; None when it was never spawned or is gone."""
+    program_seen: bool
+    """Whether a spawn was recorded at all."""
+    tree: list[Process]
+    """Every living process of the run."""
+    log: LogFile
+    summary: LogSummary
+    foreign_logs: list[ForeignLog] = field(default_factory=list)
+    heartbeat: Heartbeat | None = None
+    gpus_declared: list[int] = field(default_factory=list)
+    gpu_devices: list[str] = field(default_factory=list)
+    """/dev/nvidiaN that processes of this run hold open."""
+    oom_kills: int = 0
+    """Kills for memory in the container since the attempt started."""
+    program_exit: ProgramExit | None = None
+    """The spawned process has ended; `exit` follows once nothing of the run is left."""
+    unreadable: list[str] = field(default_factory=list)
+    """Records that are there, and are no such record: something else wrote into the run directory."""
+    elsewhere: str | None = None
+    """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
+    closed: str | None = None
+    """Why the user who was asked may not look into the run's directory: it is another user's run."""
+    damaged: str | None = None
+    """Why the run directory does not even say what the run is; only `tree` is then worth reading."""
