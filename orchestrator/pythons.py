@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.agent.place import MODULES
 from orchestrator.errors import SpecctlError
 from orchestrator.transport.base import Transport
 
@@ -48,6 +47,8 @@ def hint(transport: Transport, user: str | None) -> str:
 def look(transport: Transport, user: str | None) -> list[tuple[tuple[int, int], str]]:
     """(version, path) of every whole Python 3 that was found, the newest first; empty when nobody can say."""
     try:
+        from orchestrator.agent.place import MODULES  # all that an agent's launch needs comes with it
+
         script = SCRIPT.replace("MODULES", ", ".join(MODULES))
         argv = ["env", "LC_ALL=C", "sh", "-c", script, "specctl-pythons", user or ""]
         said = transport.run(argv, deadline_s=LOOK_S).stdout.decode("utf-8", "replace")

@@ -1,19 +1,21 @@
 """The command line: parse, call the verb, render, exit code; nothing else.
 
-One file a command; only the one that was typed is imported. Results go to stdout, everything else to stderr. Exit
-codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 could not know, 4 no such run or target, 130 interrupted.
+One file a command; only the one that was typed is imported, and `--help` imports none. Results go to stdout, everything
+else to stderr. Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 could not know, 4 no such run or
+target, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain
-from orchestrator.cli.usage import explained
 from orchestrator.commands import COMMANDS
 from orchestrator.errors import SpecctlError
 
@@ -32,21 +34,34 @@ class Flags:
 
 
 class Commands(Flags, TyperGroup):
-    """Imports a command's module when it is asked for."""
+    """Imports a command's module when it is about to run: the list of them all needs but their names and words."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"orchestrator.cli.{cmd_name}")
-        one = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", context_settings=HELP
-        )
-        kind = type("Command", (Flags, getattr(module, "Command", TyperCommand)), {})
-        one.command(cmd_name, cls=kind)(getattr(module, cmd_name))
-        return typer.main.get_command(one)
+        return TyperCommand(cmd_name, help=_docstring(cmd_name)) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, _imported(name) if found and name else found, rest
+
+
+def _docstring(name: str) -> str | None:
+    """The words of the command `name`, read without importing what it needs."""
+    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return ast.get_docstring(next(functions))
+
+
+def _imported(name: str) -> Any:
+    module = importlib.import_module(f"orchestrator.cli.{name}")
+    one = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", context_settings=HELP
+    )
+    kind = type("Command", (Flags, getattr(module, "Command", TyperCommand)), {})
+    one.command(name, cls=kind)(getattr(module, name))
+    return typer.main.get_command(one)
 
 
 app = typer.Typer(
@@ -92,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # it has printed the help
+        from orchestrator.cli.usage import explained
+
         complain(explained(error, COMMANDS, argv))
         return 2
     except (typer.Abort, KeyboardInterrupt):

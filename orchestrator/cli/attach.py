@@ -11,7 +11,7 @@ import typer
 from orchestrator import terminal
 from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of, say
 from orchestrator.errors import ConfigError
-from orchestrator.render.text import BAD
+from orchestrator.model import BAD
 from orchestrator.verbs import attach as verb
 
 

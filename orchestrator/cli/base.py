@@ -1,6 +1,7 @@
 """What every command of the command line shares: its options, its consoles, and how an error is said.
 
-A command's own file parses, calls its verb, renders, and ends with the exit code; nothing else.
+A command's own file parses, calls its verb, renders, and ends with the exit code; nothing else. What not every command
+needs (rich, the fleet, the inventory's schema) is imported where it is used: it takes longer than a command may.
 """
 
 from __future__ import annotations
@@ -9,25 +10,24 @@ import math
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from orchestrator.commands import RUN
 from orchestrator.completion import offer
 from orchestrator.errors import LinkLost, SpecctlError
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import Inventory, load_inventory
-from orchestrator.render import json as as_json
-from orchestrator.render.text import line
 from orchestrator.when import UNITS_S
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.fleet import Fleet
+    from orchestrator.inventory import Inventory
 
 UsageError: Any = typer.BadParameter.__base__
 DAY_S = 86400.0
@@ -86,6 +86,8 @@ def stderr() -> Console:
 def _console(*, stderr: bool) -> Console:
     """A terminal is written to as wide as it is; what is no terminal gets whole lines, however long they are, and
     nothing that moves, even where it wants colours (FORCE_COLOR)."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
         if os.environ.get("TERM") in ("dumb", "unknown"):  # rich takes it for one of 80 columns, whatever it is
@@ -96,10 +98,14 @@ def _console(*, stderr: bool) -> Console:
 
 
 def say(text: str) -> None:
+    from orchestrator.render.text import line
+
     line(stderr(), text, first=0, style="dim")
 
 
 def inventory_of(explicit: str | None) -> Inventory:
+    from orchestrator.inventory import load_inventory
+
     return load_inventory(explicit, environ=os.environ, cwd=Path.cwd(), home=Path.home())
 
 
@@ -113,6 +119,8 @@ class Shared:
 
 @contextmanager
 def fleet_of(ctx: typer.Context, inventory: str | None) -> Iterator[Fleet]:
+    from orchestrator.fleet import Fleet
+
     shared: Shared = ctx.obj
     fleet = Fleet(inventory_of(inventory or shared.inventory), accept_new=shared.accept_new)
     try:
@@ -137,6 +145,8 @@ def errors(json: bool) -> Iterator[None]:
             ) from error
     except SpecctlError as error:
         if json:
+            from orchestrator.render import json as as_json
+
             print(as_json.text(as_json.of_error(error)))
         complain(error)
         raise typer.Exit(error.exit_code) from None
@@ -146,11 +156,17 @@ def errors(json: bool) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Where it was raised, for whoever is told of it."""
+    import traceback
+
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{Path(last.filename).name}:{last.lineno}"
 
 
 def complain(error: SpecctlError) -> None:
+    from rich.text import Text
+
+    from orchestrator.render.text import line
+
     console = stderr()
     lead = "" if isinstance(error, Interrupted) else "error: "
     first, *rest = str(error).splitlines() or [""]

@@ -12,10 +12,10 @@ from orchestrator import streams, when
 from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of, say, seconds
 from orchestrator.errors import AgentError, ConfigError, NoAnswer, UnreachableError
 from orchestrator.fleet import Fleet
+from orchestrator.model import BAD
 from orchestrator.render import json as as_json
 from orchestrator.render import log_errors as show_errors
 from orchestrator.render import logs as show_logs
-from orchestrator.render.text import BAD
 from orchestrator.verbs import log_errors
 from orchestrator.verbs import logs as verb
 

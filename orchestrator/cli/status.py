@@ -9,9 +9,8 @@ import typer
 from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, say, stdout
 from orchestrator.commands import EITHER
 from orchestrator.completion import offer
+from orchestrator.model import BAD
 from orchestrator.render import json as as_json
-from orchestrator.render import status as show_status
-from orchestrator.render.text import BAD
 from orchestrator.verbs import status as verb
 
 
@@ -33,7 +32,12 @@ def status(
         result = verb.run(fleet, words or [], everything=everything)
         for note in result.notes:
             say(note)
-        print(as_json.text(as_json.of_status(result))) if json else show_status.show(stdout(), result)
+        if json:
+            print(as_json.text(as_json.of_status(result)))
+        else:
+            from orchestrator.render import status as show_status  # rich, which --json need not wait for
+
+            show_status.show(stdout(), result)
         named = bool(words) and not set(words or []) & {*fleet.inventory.targets, *fleet.inventory.groups}
         bad = named and any(run.verdict.state in BAD for run in result.runs)
         unknown = result.unreachable or any(run.verdict.state == "UNREACHABLE" for run in result.runs)

@@ -19,7 +19,6 @@ COLOURS = {
     "STOPPED": "yellow", "DEGRADED": "bold red", "STALLED": "bold red", "FAILED": "bold red", "KILLED": "bold red",
     "NEVER_STARTED": "bold red", "LOST": "bold red", "UNREACHABLE": "bold magenta",
 }  # fmt: skip
-BAD = frozenset({"DEGRADED", "STALLED", "FAILED", "KILLED", "NEVER_STARTED", "LOST"})
 
 
 def size(count: int) -> str:
