@@ -1,0 +1,230 @@
+"""A lane: a node of its own with two containers, two laptops and one link, on which a seeded sequence of steps is done.
+
+What is done next depends on the seed alone, so that a seed can be done again; when it happens depends on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tests.lab.chaos import faults
+from tests.lab.chaos.kinds import KINDS, Kind
+from tests.lab.chaos.laptop import Laptop
+from tests.lab.chaos.ledger import Ledger
+from tests.lab.chaos.observer import WORKDIR, Observer, View
+from tests.lab.chaos.oracle import Finding, Story, manners
+from tests.lab.chaos.pool import Pool, Said, Verb
+from tests.lab.lab import Lab
+from tests.wire import Wire
+
+DISK_MB = 96
+DEADLINE_S = 180.0
+"""No figure of speed: no verb may be stuck for so long, whatever is broken (`stop` waits for its grace period of 1 s,
+a follower for a run's 40 s)."""
+REMEMBERED = 12
+"""Lines of the transcript that are shown with a finding."""
+NEWEST = 4
+"""Verbs and faults choose among so many of the newest runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    name: str
+    vmid: int
+    observer: Observer
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """One launch. `run_id` is known once the observer or a verb has named it."""
+
+    token: str
+    box: Container
+    kind: Kind
+    story: Story
+    launched: threading.Event = field(default_factory=threading.Event)
+    read: bool = False
+    """Its logs have been compared after its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One verb, and what was so before and after it."""
+
+    laptop: Laptop
+    said: Said
+    before: dict[str, View]
+    after: dict[str, View]
+    hidden: bool
+    """A fault was there, under which it may be said that it cannot be known."""
+    where: str
+
+    @property
+    def answered(self) -> bool:
+        return not (self.said.killed or self.said.late)
+
+
+@dataclass(kw_only=True)
+class Trouble:
+    """A fault, and from when to when it lasted."""
+
+    name: str
+    began: float
+    over: float | None = None
+
+
+class Lane:
+    """`with Lane(...) as lane:` has its node up inside."""
+
+    def __init__(self, number: int, *, seed: int, pool: Pool, ledger: Ledger, transcript: Path | None = None) -> None:
+        self.number, self.seed, self.pool, self.ledger = number, seed, pool, ledger
+        self.rng = random.Random(f"{seed}/{number}")
+        self.runs: list[Run] = []
+        self.steps = self.launches = 0
+        self.lines: deque[str] = deque(maxlen=REMEMBERED)
+        self.transcript = transcript
+        self._trouble: list[Trouble] = []
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Lane:
+        with contextlib.ExitStack() as stack:
+            self.lab = stack.enter_context(Lab())
+            self.wire = stack.enter_context(Wire(_port(self.lab)))
+            self.boxes = []
+            for name, vmid in (("cta", 101), ("ctb", 102)):
+                disk = f"/run/lab/disk{vmid}"
+                size = ["-o", f"size={DISK_MB}m", "disk", disk]
+                for argv in (["mkdir", disk], ["mount", "-t", "tmpfs", *size]):
+                    self.lab.on_node(argv, check=True)
+                entry = f"{disk} {WORKDIR.lstrip('/')} none bind,create=dir"
+                self.lab.container(vmid, **{"lxc.mount.entry": entry})
+                self.boxes.append(Container(name=name, vmid=vmid, observer=Observer(self.lab, vmid, disk)))
+            targets = {box.name: box.vmid for box in self.boxes}
+            self.laptops = [
+                Laptop(f"laptop-{name}", self.pool, self.lab.run, self.wire.port, targets) for name in "ab"
+            ]
+            for laptop in self.laptops:
+                stack.callback(laptop.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.close()
+
+    # --- who is meant -----------------------------------------------------------------------------------------------
+
+    def some_laptop(self, rng: random.Random) -> Laptop:
+        return rng.choice(self.laptops)
+
+    def some_container(self, rng: random.Random) -> Container:
+        return rng.choice(self.boxes)
+
+    def some_run(self, rng: random.Random) -> Run:
+        """One of the newest; which one, depends on how many were launched and on nothing else."""
+        return rng.choice(self.runs[-NEWEST:])
+
+    def new_run(self, rng: random.Random) -> Run:
+        kind, box = KINDS[rng.choice(sorted(KINDS))], self.some_container(rng)
+        with self._lock:
+            self.launches += 1
+            token = f"tok-{self.seed & 0xFFFF:04x}-{self.number}-{self.launches}-{rng.getrandbits(24):06x}"
+            run = Run(token=token, box=box, kind=kind, story=Story(kind=kind))
+            self.runs.append(run)
+        return run
+
+    def deed(self, name: str, *runs: Run) -> None:
+        for run in runs:
+            run.story.deeds.add(name)
+
+    def run_of(self, run_id: str, views: Iterable[View]) -> Run | None:
+        token = next((view.runs[run_id] for view in views if run_id in view.runs), None)
+        return next((run for run in self.runs if run.token == token), None)
+
+    # --- what is done -----------------------------------------------------------------------------------------------
+
+    def look(self) -> dict[str, View]:
+        return {box.name: box.observer.look() for box in self.boxes}
+
+    def verb(
+        self, laptop: Laptop, *words: str, meanwhile: Callable[[Verb], None] | None = None
+    ) -> Outcome:
+        """Types a command and waits for it; `meanwhile` is done while it runs."""
+        before, began = self.look(), time.monotonic()
+        verb = laptop.type(*words)
+        if meanwhile is not None:
+            meanwhile(verb)
+        return self.outcome(laptop, verb, before, began)
+
+    def outcome(self, laptop: Laptop, verb: Verb, before: dict[str, View], began: float) -> Outcome:
+        """Waits for a verb that was typed at `began`, and looks again."""
+        said = verb.wait(DEADLINE_S)
+        after, ended = self.look(), time.monotonic()
+        hiding = {fault.__name__ for fault in faults.HIDING}
+        with self._lock:
+            hidden = any(
+                one.name in hiding and one.began <= ended and (one.over is None or one.over >= began)
+                for one in self._trouble
+            )
+        ends = " (killed by SIGKILL)" if said.killed else ""
+        self.tell(f"{laptop.name}: specctl {' '.join(said.words)} -> {said.code}{ends} after {said.took_s:.1f} s")
+        self.ledger.count(said.words[0])
+        where = self.where(said)
+        for finding in manners(said.words, said.code, said.err, killed=said.killed, late=said.late):
+            self.ledger.note(finding, where)
+        return Outcome(laptop=laptop, said=said, before=before, after=after, hidden=hidden, where=where)
+
+    @contextlib.contextmanager
+    def fault(self, fault: faults.Fault, rng: random.Random) -> Iterator[None]:
+        """The fault is there inside, and is undone after."""
+        name = fault.__name__
+        trouble = Trouble(name=name, began=time.monotonic())
+        with self._lock:
+            self._trouble = [*self._trouble[-20:], trouble]
+        self.tell(f"fault: {name}")
+        self.ledger.count(f"-{name}")
+        heal = fault(self, rng)
+        try:
+            yield
+        finally:
+            heal()
+            self.tell(f"undone: {name}")
+            trouble.over = time.monotonic()
+
+    def disk_was_full(self, box: Container) -> bool:
+        return any(one.name == "disk_full" for one in self._trouble)
+
+    # --- what is written down ---------------------------------------------------------------------------------------
+
+    def tell(self, text: str) -> None:
+        line = f"lane {self.number} step {self.steps} {time.strftime('%H:%M:%S')} {text}"
+        self.lines.append(line)
+        if self.transcript is not None:
+            with self.transcript.open("a") as file:
+                file.write(line + "\n")
+
+    def where(self, said: Said) -> str:
+        """Where a finding was made: the seed, the steps before it, and the end of what was said."""
+        out, err = said.out[-1500:].decode(errors="replace"), said.err[-1500:]
+        steps = "\n  ".join(self.lines)
+        return f"seed {self.seed}:\n  {steps}\n  stdout: {out}\n  stderr: {err}"
+
+    def note(self, findings: Iterable[Finding], where: str) -> None:
+        for finding in findings:
+            self.ledger.note(finding, where)
+            if self.transcript is not None:
+                with self.transcript.open("a") as file:
+                    file.write(f"LIE {finding.lie.value}: {finding.text}\n{where}\n")
+
+
+def _port(lab: Lab) -> int:
+    words = lab.ssh_config.read_text().split()
+    return int(words[words.index("Port") + 1])
