@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,6 +115,8 @@ class Scene:
     say: dict[str, list[str]] = field(default_factory=dict)
     asking: Callable[[str], Done] | None = None
     """How a verb is asked, where something happens in the middle of it."""
+    together: bool = False
+    """Whether all verbs are asked at the same time: where each takes long, and none changes what another sees."""
     kept: bool = True
     """Whether the run's log is as it was written; a fault that damages it says no, and checks what is left itself."""
 
@@ -203,17 +206,18 @@ def fault(function: Fault) -> Fault:
 
 def ask(scene: Scene, row: Row) -> list[str]:
     """Asks every verb that has a cell; what was not said, in words for who mends it."""
-    wrong = []
-    for verb in VERBS:
-        cell = row.cells[verb]
-        if cell is None:
-            continue
-        began = time.monotonic()
-        done = (scene.asking or scene.ask)(verb)
-        if verb == "launch" and done.code in (0, 1):
-            scene.specctl("stop", "@last", "--now")
-        if missing := cell.missing(done):
-            took_s = time.monotonic() - began
-            wrong.append(f"{row.name}: {verb} does not say {missing}, but (exit {done.code}, {took_s:.1f} s):\n"
-                         f"{done.out}{done.err}")  # fmt: skip
-    return wrong
+    asked = [(verb, cell) for verb in VERBS if (cell := row.cells[verb]) is not None]
+    with ThreadPoolExecutor(max_workers=len(VERBS) if scene.together else 1) as pool:
+        found = [pool.submit(_ask, scene, row, verb, cell) for verb, cell in asked]
+    return [wrong for one in found if (wrong := one.result()) is not None]
+
+
+def _ask(scene: Scene, row: Row, verb: str, cell: Cell) -> str | None:
+    began = time.monotonic()
+    done = (scene.asking or scene.ask)(verb)
+    took_s = time.monotonic() - began
+    if verb == "launch" and done.code in (0, 1):
+        scene.specctl("stop", "@last", "--now")
+    if (missing := cell.missing(done)) is None:
+        return None
+    return f"{row.name}: {verb} does not say {missing}, but (exit {done.code}, {took_s:.1f} s):\n{done.out}{done.err}"
