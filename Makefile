@@ -11,7 +11,7 @@ MODEL  ?= $(HOME)/.cache/specctl/models/SmolLM2-135M-Instruct
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 TESTS  ?= tests
 
-.PHONY: demo test lint pictures clean
+.PHONY: demo test lint chaos pictures clean
 
 demo: $(VENV)/.trainer
 	@scripts/need tmux
@@ -27,6 +27,15 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+# Launches, faults and verbs by a seed, and an oracle that looks from outside: docs/chaos.md. Without SEED another one
+# every time; what it finds is printed with its seed.
+LAUNCHES ?= 100
+LANES    ?= 4
+
+chaos: $(VENV)/.dev
+	@scripts/need tmux sshd lxc-start mmdebstrap newuidmap sudo fish
+	$(VENV)/bin/python -m tests.lab.chaos --launches $(LAUNCHES) --lanes $(LANES) $(if $(SEED),--seed $(SEED))
 
 pictures: $(VENV)/.trainer
 	$(VENV)/bin/python scripts/pictures.py docs/pictures

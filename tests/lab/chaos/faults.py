@@ -150,11 +150,12 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-LINK = (link_cut, link_refused, link_frozen, sshd_killed)
+LINK = (link_refused, sshd_killed, link_cut, link_frozen)
 CONTAINER = (frozen, stopped, rebooted)
 DISK = (disk_full,)
 RUN = (tmux_killed, supervisor_killed, program_killed, program_killed, program_paused, log_truncated)
-ALL: tuple[Fault, ...] = (*LINK, *CONTAINER, *DISK, *RUN, *RUN)
+ALL: tuple[Fault, ...] = (link_refused, *CONTAINER, *DISK, *RUN, *RUN)
+"""Those under which verbs are asked from the first to the last."""
 QUICK: tuple[Fault, ...] = (link_cut, link_refused, link_frozen, sshd_killed, frozen, rebooted, *DISK, *RUN)
 """Those that may come in the middle of a verb, and be over before it is."""
 HIDING = frozenset({*LINK, *CONTAINER})

@@ -88,6 +88,9 @@ class Lane:
         self.number, self.seed, self.pool, self.ledger = number, seed, pool, ledger
         self.rng = random.Random(f"{seed}/{number}")
         self.runs: list[Run] = []
+        """All that may still be there."""
+        self.recent: list[Run] = []
+        """Those since the last audit: the same for the same seed, whatever has become of them."""
         self.steps = self.launches = 0
         self.lines: deque[str] = deque(maxlen=REMEMBERED)
         self.transcript = transcript
@@ -130,7 +133,7 @@ class Lane:
 
     def some_run(self, rng: random.Random) -> Run:
         """One of the newest; which one, depends on how many were launched and on nothing else."""
-        return rng.choice(self.runs[-NEWEST:])
+        return rng.choice(self.recent[-NEWEST:])
 
     def new_run(self, rng: random.Random) -> Run:
         kind, box = KINDS[rng.choice(sorted(KINDS))], self.some_container(rng)
@@ -139,6 +142,7 @@ class Lane:
             token = f"tok-{self.seed & 0xFFFF:04x}-{self.number}-{self.launches}-{rng.getrandbits(24):06x}"
             run = Run(token=token, box=box, kind=kind, story=Story(kind=kind))
             self.runs.append(run)
+            self.recent.append(run)
         return run
 
     def deed(self, name: str, *runs: Run) -> None:

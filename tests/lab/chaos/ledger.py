@@ -20,6 +20,10 @@ class Ledger:
     """Verbs by name, and faults by name with a dash before it."""
     unknown: int = 0
     """Answers that said that it could not be known, while something was broken."""
+    judged: Counter[str] = field(default_factory=Counter)
+    """States that were held against the truth."""
+    bytes: int = 0
+    """Of log lines that were held against their files."""
     said: list[str] = field(default_factory=list)
     """Every lie, with where to find it."""
     begun_at: float = field(default_factory=time.monotonic)
@@ -32,6 +36,14 @@ class Ledger:
     def count_unknown(self) -> None:
         with self._lock:
             self.unknown += 1
+
+    def judge(self, state: str) -> None:
+        with self._lock:
+            self.judged[state] += 1
+
+    def compare(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
 
     def note(self, finding: Finding, where: str) -> None:
         with self._lock:
@@ -57,4 +69,6 @@ class Ledger:
             f"{sum(count for _, count in faults):,} faults: "
             + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in faults),
         ]  # fmt: skip
+        judged = ", ".join(f"{count:,} {state}" for state, count in self.judged.most_common())
+        lines += ["", f"Held against the truth: {self.bytes:,} bytes of log lines, and {judged}"]
         return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +62,17 @@ class Actor:
         if rng.random() < 0.25:
             self.meanwhile(rng, self.launch)
         elif rng.random() < 0.1:
-            self.together(rng, self.launch, self.launch)
+            runs = [lane.new_run(rng), lane.new_run(rng)]
+            self.together(rng, *(partial(self.launch, run=run) for run in runs))
         else:
             self.launch(rng)
         for _ in range(rng.randint(2, 4)):
             lane.steps += 1
             choice = rng.random()
-            if choice < 0.5:
+            if choice < 0.35:
                 self.any_verb(rng)
-            elif choice < 0.65:
-                with lane.fault(rng.choice(faults.ALL[2:] if rng.random() < 0.9 else faults.LINK), rng):
-                    self.any_verb(rng) if rng.random() < 0.7 else None
+            elif choice < 0.6:
+                self.under(rng)
             elif choice < 0.85:
                 self.meanwhile(rng, self.any_verb)
             else:
@@ -103,6 +105,15 @@ class Actor:
         for worker in workers:
             worker.join()
 
+    def under(self, rng: random.Random) -> None:
+        """Verbs while one fault lasts, or two."""
+        chosen = [rng.choice(faults.ALL) for _ in range(1 if rng.random() < 0.6 else 2)]
+        with contextlib.ExitStack() as stack:
+            for fault in dict.fromkeys(chosen):
+                stack.enter_context(self.lane.fault(fault, rng))
+            for _ in range(rng.randint(1, 2)):
+                self.any_verb(rng)
+
     def together(self, rng: random.Random, *actions: Callable[..., None]) -> None:
         """Verbs in the same instant, from two laptops."""
         errors: list[BaseException] = []
@@ -134,9 +145,11 @@ class Actor:
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 
-    def launch(self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None) -> None:
+    def launch(
+        self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None, run: Run | None = None
+    ) -> None:
         lane, laptop = self.lane, laptop or self.lane.some_laptop(rng)
-        run = lane.new_run(rng)
+        run = run or lane.new_run(rng)
         until = "step" if run.kind.steps and rng.random() < 0.15 else "process"
         words = ["launch", run.box.name, "--until", until, "--json", "--", *run.kind.argv(run.token)]
         outcome = lane.verb(laptop, *words, meanwhile=meanwhile)
@@ -150,7 +163,7 @@ class Actor:
             if state is not None:
                 why = str((answer.get("error") or {}).get("message", ""))
                 why = why.removeprefix(f"{state}: ") if not verified else ""
-                findings += oracle.state(state, self._why(run, outcome, state, why), case)
+                findings += self._state(state, self._why(run, outcome, state, why), case)
             findings += oracle.launched(verified, state, case, undisturbed=undisturbed)
             wanted = {0} if verified else {1}
             if "exit_code" in answer:
@@ -251,7 +264,7 @@ class Actor:
             return
         case, code = self._case(run, outcome), outcome.said.code
         findings += oracle.stopped(code, answer["remaining"], case)
-        findings += oracle.state(answer["state"], answer["why"], case)
+        findings += self._state(answer["state"], answer["why"], case)
         live = answer["state"] in oracle.ALIVE
         findings += oracle.code(outcome.said.words, code, {1 if answer["remaining"] or live else 0})
         self._known(outcome, findings)
@@ -293,7 +306,7 @@ class Actor:
                 if "error:" not in said.err:
                     findings.append(Finding(lie=Lie.CRASH, text=f"{' '.join(said.words)}: no last word about the run"))
             else:
-                findings += oracle.state(word[1], word[2], case)
+                findings += self._state(word[1], word[2], case)
             findings += oracle.code(said.words, said.code, {0 if shown else 1})
             findings += self._lines(run, how, shown, case)
         elif said.code == 4:
@@ -306,7 +319,8 @@ class Actor:
 
     def _lines(self, run: Run, how: list[str], shown: bytes, case: Case) -> list[Finding]:
         before, after, what = case.before, case.after, f"{' '.join(['logs', *how])} of {run.token}"
-        if "cut" in run.story.deeds and not after.log.startswith(before.log):
+        self.lane.ledger.compare(len(shown))
+        if after.run_id is None or ("cut" in run.story.deeds and not after.log.startswith(before.log)):
             return list(oracle.own_lines(shown, run.token))
         if how == ["--json"]:
             return list(oracle.placed_lines([json.loads(line) for line in shown.splitlines()], case))
@@ -342,13 +356,14 @@ class Actor:
             return
         after = run.box.observer.truth(run.token, outcome.after[run.box.name], content=True)
         case, said, findings = Case(before=follower.truth, after=after, story=run.story), outcome.said, list[Finding]()
+        lane.ledger.compare(len(said.out))
         findings += oracle.own_lines(said.out, run.token)
         if said.code in (0, 1):
             word = oracle.last_word(said.err)
             if word is not None:
-                findings += oracle.state(word[1], word[2], case)
+                findings += self._state(word[1], word[2], case)
                 findings += oracle.code(said.words, said.code, {1 if word[1] in NOT_WELL else 0})
-            if run.kind.name != "two_logs" and "cut" not in run.story.deeds:
+            if run.kind.name != "two_logs" and "cut" not in run.story.deeds and after.run_id is not None:
                 least = after.log if after.dead else follower.truth.log
                 findings += oracle.whole_log(said.out, least, after.log, f"logs -f of {run.token}")
         elif said.code == 3 and "cut" in run.story.deeds:
@@ -446,6 +461,7 @@ class Actor:
             if not view.run_ids(run.token) and not view.alive(run.token):
                 run.box.observer.forget(run.token)
         lane.runs = [run for run in lane.runs if run.box.observer.look().run_ids(run.token)]
+        lane.recent.clear()
 
     # --- before the oracle ------------------------------------------------------------------------------------------
 
@@ -463,8 +479,12 @@ class Actor:
         for run_id, state, why in rows:
             run = self.lane.run_of(run_id, [*outcome.before.values(), *outcome.after.values()])
             if run is not None:
-                findings += oracle.state(state, why, self._case(run, outcome))
+                findings += self._state(state, why, self._case(run, outcome))
         return findings
+
+    def _state(self, state: str, why: str, case: Case) -> list[Finding]:
+        self.lane.ledger.judge(state)
+        return list(oracle.state(state, why, case))
 
     def _once(self, run: Run, outcome: Outcome) -> None:
         view = outcome.after[run.box.name]
