@@ -63,28 +63,6 @@ CONTAINER = {
     "rootfs": f"lab:{IMAGE},size=4G",
     "swap": "0",
 }
-CLOCK_HOOK = """
-def _lab_clock():
-    import posix, time
-
-    def offset_s():
-        try:
-            fd = posix.open("/etc/lab-clock", posix.O_RDONLY | posix.O_CLOEXEC)
-        except FileNotFoundError:
-            return 0
-        try:
-            return int(posix.read(fd, 64))
-        finally:
-            posix.close(fd)
-
-    real, real_ns = time.time, time.time_ns
-    time.time = lambda: real() + offset_s()
-    time.time_ns = lambda: real_ns() + offset_s() * 10**9
-
-_lab_clock()
-"""
-"""Ends the one module that every Python imports, `-I -S` or not, in a container whose wall clock is off: namespaces
-shift no wall clock, and libfaketime breaks `time.sleep` where it does not shift the monotonic clock too."""
 SHIFT = 100_000
 """Where the node maps root of an unprivileged container to."""
 SSHD_CONFIG = """\
@@ -388,14 +366,14 @@ class Lab:
         """Let the container's wall clock be off by so many `s`, `m`, `h` or `d`, from now on: `+3600s`, `-2h`.
 
         It is the clock of its Pythons, so of specctl's agent and supervisor, and jumps at once in those that started
-        after the first call. The monotonic clock, boot time and the times of files stay those of the machine.
+        after the first call. All files' times jump along, as if written since; the monotonic clock and boot time stay.
         """
         offset_s = int(offset[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[offset[-1]]
         script = (
-            "for f in /usr/lib/python3.*/encodings/__init__.py; do grep -q _lab_clock $f || cat >>$f; done; "
+            "for f in /usr/lib/python3.*/encodings/__init__.py; do grep -q lab-clock $f || cat >>$f; done; "
             "echo $1 >/etc/lab-clock.new; mv /etc/lab-clock.new /etc/lab-clock"
         )
-        self.inside(vmid, ["sh", "-ec", script, "sh", str(offset_s)], input=CLOCK_HOOK, check=True)
+        self.inside(vmid, ["sh", "-ec", script, "sh", str(offset_s)], input=(HERE / "clock.py").read_text(), check=True)
 
     def clear(self, vmid: int, workdir: str) -> None:
         """End everything in a container but its init, and remove `workdir`: as if nobody had been there."""
