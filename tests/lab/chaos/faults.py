@@ -53,7 +53,7 @@ def sshd_killed(lane: Lane, rng: random.Random) -> Heal:
 
 
 def frozen(lane: Lane, rng: random.Random) -> Heal:
-    box = lane.some_container(rng)
+    box = lane.its_container(rng)
     lane.lab.freeze(box.vmid)
     return lambda: lane.lab.thaw(box.vmid)
 
@@ -72,14 +72,14 @@ def rebooted(lane: Lane, rng: random.Random) -> Heal:
 
 
 def _to_restart(lane: Lane, rng: random.Random) -> Container:
-    box = lane.some_container(rng)
-    lane.deed("restart", *(run for run in lane.runs if run.box is box))
+    box = lane.its_container(rng)
+    lane.befalls("restart", box)
     return box
 
 
 def disk_full(lane: Lane, rng: random.Random) -> Heal:
-    box = lane.some_container(rng)
-    lane.deed("disk", *(run for run in lane.runs if run.box is box))
+    box = lane.its_container(rng)
+    lane.befalls("disk", box)
     ballast = box.observer.workdir / "ballast"
     fd = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def disk_full(lane: Lane, rng: random.Random) -> Heal:
 
 
 def tmux_killed(lane: Lane, rng: random.Random) -> Heal:
-    box = lane.some_container(rng)
+    box = lane.its_container(rng)
     for process in box.observer.look().processes:
         if process.name.startswith("tmux: server"):
             _signal(process.pid, signal.SIGKILL)

@@ -91,6 +91,7 @@ class Lane:
         """All that may still be there."""
         self.recent: list[Run] = []
         """Those since the last audit: the same for the same seed, whatever has become of them."""
+        self.chosen: Run | None = None
         self.steps = self.launches = 0
         self.lines: deque[str] = deque(maxlen=REMEMBERED)
         self.transcript = transcript
@@ -132,8 +133,17 @@ class Lane:
         return rng.choice(self.boxes)
 
     def some_run(self, rng: random.Random) -> Run:
-        """One of the newest; which one, depends on how many were launched and on nothing else."""
-        return rng.choice(self.recent[-NEWEST:])
+        """One of the newest, and often the one that was chosen last: so that a fault meets the run of its verb. Which
+        one it is, depends on the seed and on nothing that has happened."""
+        chosen, again = rng.choice(self.recent[-NEWEST:]), rng.random() < 0.5
+        if not again or self.chosen not in self.recent:
+            self.chosen = chosen
+        assert self.chosen is not None
+        return self.chosen
+
+    def its_container(self, rng: random.Random) -> Container:
+        """That of one of the newest runs, for a fault."""
+        return self.some_run(rng).box
 
     def new_run(self, rng: random.Random) -> Run:
         kind, box = KINDS[rng.choice(sorted(KINDS))], self.some_container(rng)
@@ -143,11 +153,20 @@ class Lane:
             run = Run(token=token, box=box, kind=kind, story=Story(kind=kind))
             self.runs.append(run)
             self.recent.append(run)
+            self.chosen = run
         return run
 
     def deed(self, name: str, *runs: Run) -> None:
         for run in runs:
             run.story.deeds.add(name)
+
+    def befalls(self, name: str, box: Container) -> None:
+        """A deed that is done to all runs of a container, but for those that are over with all their records."""
+        view = box.observer.look()
+        supervised = {view.runs.get(one.supervises) for one in view.processes if one.supervises}
+        for run in self.runs:
+            if run.box is box and (run.token in supervised or not box.observer.truth(run.token, view).dead):
+                self.deed(name, run)
 
     def run_of(self, run_id: str, views: Iterable[View]) -> Run | None:
         token = next((view.runs[run_id] for view in views if run_id in view.runs), None)
