@@ -44,7 +44,7 @@ class Fleet:
 
     def __init__(self, inventory: Inventory, *, accept_new: bool = False) -> None:
         self.inventory = inventory
-        self.pool = NodePool(accept_new=accept_new)
+        self.pool = NodePool(ssh_config=inventory.ssh_config, accept_new=accept_new)
 
     def close(self) -> None:
         self.pool.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,6 +73,8 @@ class Inventory:
     targets: dict[str, Target]
     groups: dict[str, list[str]] = field(default_factory=dict)
     default_target: str | None = None
+    ssh_config: str | None = None
+    """What stands in for the user's own ssh_config, as a path that any program here can open."""
 
     def resolve(self, name: str | None) -> Target:
         """The target called `name`; without a name the default one, or the only one.
@@ -139,9 +141,15 @@ def load_inventory(explicit: str | None, *, environ: Mapping[str, str], cwd: Pat
 def read_inventory(path: Path, *, name: str | None = None) -> Inventory:
     """The inventory of the file at `path`, called `name` in messages. Raises `ConfigError`."""
     try:
-        return _inventory(load(path, HostsFile, name=name), name or str(path))
+        inventory = _inventory(load(path, HostsFile, name=name), name or str(path))
     except TypedYamlError as error:
         raise ConfigError(str(error)) from error
+    if inventory.ssh_config is None:
+        return inventory
+    config = path.parent.absolute() / Path(inventory.ssh_config).expanduser()
+    if not config.is_file():
+        raise ConfigError(f"{inventory.source}: ssh_config: no such file: {config}", hint="a path beside this file")
+    return replace(inventory, ssh_config=str(config))
 
 
 def parse_inventory(text: str, name: str = "hosts.yaml") -> Inventory:
@@ -274,6 +282,18 @@ class HostsFile(Model):
     groups: dict[Str, list[Str]] = Field(
         default_factory=dict, description="Names for several targets at once, for status and ls."
     )
+    ssh_config: Str | None = Field(
+        default=None,
+        description="An ssh_config that is read in place of ~/.ssh/config for the nodes of this file; a path that is "
+        "not absolute starts at this file's folder.",
+    )
+
+    @field_validator("ssh_config")
+    @classmethod
+    def _ssh_config(cls, value: str | None) -> str | None:
+        if value is not None and (not value or _CONTROL.search(value)):
+            raise ValueError(f"needs the path of an ssh_config, is {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _names_exist(self) -> HostsFile:
@@ -323,4 +343,5 @@ def _inventory(hosts: HostsFile, source: str) -> Inventory:
         targets={name: Target(name=name, **_merged(hosts.defaults, entry)) for name, entry in hosts.targets.items()},
         groups=dict(hosts.groups),
         default_target=hosts.default_target,
+        ssh_config=hosts.ssh_config,
     )

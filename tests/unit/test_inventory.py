@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import Ambiguous, ConfigError, NotFound
-from orchestrator.inventory import DEFAULT_WORKDIR, HostsFile, Inventory, Target, load_inventory, parse_inventory
+from orchestrator.inventory import (
+    DEFAULT_WORKDIR,
+    HostsFile,
+    Inventory,
+    Target,
+    load_inventory,
+    parse_inventory,
+    read_inventory,
+)
 
 FULL = """\
 default_target: local
@@ -224,3 +232,12 @@ def test_the_repositorys_own_hosts_file_and_its_commented_example_are_valid(tmp_
     inventory = parse_inventory(uncommented)
     assert inventory.targets["gpu1"].gpus == [0, 1, 2, 3]
     assert inventory.groups == {"lab": ["gpu1"]}
+
+
+def test_an_ssh_config_of_its_own_is_looked_for_beside_the_file(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("ssh_config: mine\ntargets: {a: {ssh: pve}}\n")
+    with pytest.raises(ConfigError, match=rf"hosts.yaml: ssh_config: no such file: {tmp_path}/mine"):
+        read_inventory(hosts)
+    (tmp_path / "mine").write_text("Host pve\n")
+    assert read_inventory(hosts).ssh_config == str(tmp_path / "mine")
