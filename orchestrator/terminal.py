@@ -64,7 +64,6 @@ class Lent:
         while True:
             there = other.fileno()
             ready = select.select([0, there, self._wake[0]], [], [], LOOK_S)[0]
-            other.check()
             if self._wake[0] in ready:
                 os.read(self._wake[0], READ_BYTES)
             if self._resized:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from orchestrator.errors import DeadlineExceeded, LinkLost, SpecctlError
 from orchestrator.transport.terminal import Screen, Terminal
 
 Stdin = bytes | Iterable[bytes]
+T = TypeVar("T")
 
 CHUNK_BYTES = 256 * 1024
+MOMENT_S = 1.0
 RUN_STDERR_LIMIT = 64 * 1024 * 1024
 STREAM_STDERR_LIMIT = 256 * 1024
 
@@ -74,6 +77,10 @@ class Transport(ABC):
     def __init__(self, target: str) -> None:
         self.target = target
         """The name that its errors carry."""
+        self.late = "the machine, its workdir or a shell start-up file there hangs, or is slow; ask again"
+        """What is said where an answer took too long."""
+        self.trial: str | None = None
+        """What to do where there was none."""
 
     def run(self, argv: list[str], *, stdin: Stdin = b"", deadline_s: float) -> Completed:
         """Run `argv` to its end. Both streams are drained while stdin is fed.
@@ -83,7 +90,7 @@ class Transport(ABC):
         it is told by `Completed.link_lost`.
         """
         stdout = bytearray()
-        limits = Limits(deadline_s, None, self.target)
+        limits = Limits(deadline_s, None, self.target, self.late)
         with self._open(self._bounded(argv, deadline_s), stdin, limits, RUN_STDERR_LIMIT) as stream:
             try:
                 for chunk in stream:
@@ -110,7 +117,7 @@ class Transport(ABC):
         self, argv: list[str], *, stdin: Stdin = b"", deadline_s: float | None = None, idle_s: float | None = None
     ) -> Stream:
         """Start `argv` and return its `Stream`, to be used as a context manager. Only the end of stderr is kept."""
-        limits = Limits(deadline_s, idle_s, self.target)
+        limits = Limits(deadline_s, idle_s, self.target, self.late)
         return self._open(self._bounded(argv, deadline_s), stdin, limits, STREAM_STDERR_LIMIT)
 
     def explain(self, completed: Completed) -> SpecctlError | None:
@@ -148,8 +155,8 @@ class Transport(ABC):
 class Limits:
     """The time that a command has: until the deadline, and without a sign of life."""
 
-    def __init__(self, deadline_s: float | None, idle_s: float | None, target: str) -> None:
-        self.deadline_s, self.idle_s, self.target = deadline_s, idle_s, target
+    def __init__(self, deadline_s: float | None, idle_s: float | None, target: str, late: str) -> None:
+        self.deadline_s, self.idle_s, self.target, self.late = deadline_s, idle_s, target, late
         self._started = self._moved = time.monotonic()
 
     def moved(self) -> None:
@@ -159,6 +166,20 @@ class Limits:
     @property
     def over(self) -> bool:
         return self.deadline_s is not None and time.monotonic() >= self._started + self.deadline_s
+
+    def wait(self, wait: Callable[[float], T]) -> T:
+        """`wait(seconds)`, a moment at a time. What it takes beyond that this program has slept itself (Ctrl-Z, a
+        closed lid): nobody was late meanwhile, and what has come is read before anything is said."""
+        left_s = self.left_s()
+        moment_s = MOMENT_S if left_s is None else min(left_s, MOMENT_S)
+        began = time.monotonic()
+        try:
+            return wait(moment_s)
+        finally:
+            slept_s = time.monotonic() - began - moment_s
+            if slept_s > MOMENT_S:
+                self._started += slept_s
+                self._moved += slept_s
 
     def left_s(self) -> float | None:
         """Seconds until one of the limits is reached, None when there is none. Raises the error of a reached one."""
@@ -170,7 +191,7 @@ class Limits:
                 raise DeadlineExceeded(
                     f"no complete answer within {self.deadline_s:g} s",
                     target=self.target,
-                    hint="the machine, its workdir or a shell start-up file there hangs, or is slow; ask again",
+                    hint=self.late,
                 )
         if self.idle_s is not None:
             idle = self._moved + self.idle_s - now
@@ -178,7 +199,7 @@ class Limits:
                 raise LinkLost(
                     f"nothing was heard for {self.idle_s:g} s: the connection is lost, or the other side hangs",
                     target=self.target,
-                    hint="the state of what runs there is not known; ask again",
+                    hint=f"the state of what runs there is not known; {self.late}",
                 )
             left = idle if left is None else min(left, idle)
         return left

@@ -76,8 +76,9 @@ class _LocalStream(Stream):
             limits.moved()
             # A program may close its outputs and still read on; then only its end says that nobody wants stdin.
             while outputs or (not _closed(process.stdin) and process.poll() is None):
-                left_s = limits.left_s()
-                for key, _ in selector.select(left_s if outputs else min(left_s or 0.05, 0.05)):
+                for key, _ in limits.wait(
+                    selector.select if outputs else lambda left_s: selector.select(min(left_s, 0.05))
+                ):
                     if key.fileobj is process.stdin:
                         if not self._feed(process.stdin):
                             selector.unregister(key.fileobj)
@@ -114,7 +115,7 @@ class _LocalStream(Stream):
     def _wait(self) -> None:
         while True:
             try:
-                code = self._process.wait(timeout=self._limits.left_s())
+                code = self._limits.wait(lambda left_s: self._process.wait(timeout=left_s))
                 break
             except subprocess.TimeoutExpired:
                 continue

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
@@ -26,6 +27,7 @@ from orchestrator.transport.terminal import Screen, Terminal
 __all__ = ["SshNode", "SshTransport"]
 
 REFUSALS = 20
+T = TypeVar("T")
 _BOUND = 'command -v timeout >/dev/null && exec timeout -s KILL "$@"; shift; exec "$@"'
 """Closing a channel ends nothing there, so `timeout` does, where there is one; it takes the whole group along."""
 
@@ -47,7 +49,7 @@ class SshTransport(Transport):
         return _SshStream(self.node, quoting.join(argv), stdin, limits, stderr_limit)
 
     def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:
-        return SshTerminal(self.node, quoting.join(argv), screen, Limits(deadline_s, None, self.target))
+        return SshTerminal(self.node, quoting.join(argv), screen, Limits(deadline_s, None, self.target, self.late))
 
     def close(self) -> None:
         self.node.close()
@@ -146,8 +148,12 @@ class _SshStream(Stream):
                 raise UnreachableError(
                     f"the node refuses to run commands: {error}", hint="see ForceCommand and the user's shell there"
                 ) from error
+            why = link.why()
             raise LinkLost(
-                "the connection ended while the command was being sent; it may have run", hint="ask again"
+                "the connection ended while the command was being sent"
+                + (f" ({why})" if why else "")
+                + "; it may have run",
+                hint="ask again",
             ) from error
         return channel
 
@@ -156,7 +162,7 @@ class _SshStream(Stream):
     def _wait_for_start(self) -> None:
         while True:
             try:
-                error = self._started.get(timeout=self._left_s())
+                error = self._wait(lambda left_s: self._started.get(timeout=left_s))
             except queue.Empty:
                 continue
             if isinstance(error, SpecctlError):
@@ -187,11 +193,11 @@ class _SshStream(Stream):
             self._raise_stdin_error()
             if moved:
                 self._limits.moved()
-                self._left_s()
+                self._within(self._limits.left_s)
             elif ended:
                 break
             else:
-                self._wakeup.wait(self._left_s())
+                self._wait(self._wakeup.wait)
         self._finish(channel)
 
     def _received(self, receive: Callable[[int], bytes]) -> bytes:
@@ -199,14 +205,14 @@ class _SshStream(Stream):
             return receive(CHUNK_BYTES)
         except (OSError, EOFError, SSHException) as error:
             # To read is to write, too: the peer is told that there is room again.
-            raise self._lost(error) from error
+            raise self._lost() from error
 
     def _raise_stdin_error(self) -> None:
         if self._stdin_error is not None:
             raise self._stdin_error
 
     def _finish(self, channel: paramiko.Channel) -> None:
-        while not channel.status_event.wait(self._left_s()):
+        while not self._wait(channel.status_event.wait):
             pass
         self._raise_stdin_error()
         code = channel.recv_exit_status()
@@ -218,18 +224,22 @@ class _SshStream(Stream):
         if not ended(transport) and channel.eof_received:
             self.why_unknown = "killed by a signal"
             return
-        raise self._lost(transport.get_exception())
+        raise self._lost()
 
-    def _lost(self, why: BaseException | None) -> LinkLost:
+    def _lost(self) -> LinkLost:
+        why = self._link.why() if self._link is not None else ""
         return LinkLost(
-            "the connection ended before the command did" + (f" ({why})" if str(why or "") else ""),
+            "the connection ended before the command did" + (f": {why}" if why else ""),
             target=self._limits.target,
             hint="the state of what runs there is not known; ask again",
         )
 
-    def _left_s(self) -> float | None:
+    def _wait(self, wait: Callable[[float], T]) -> T:
+        return self._within(lambda: self._limits.wait(wait))
+
+    def _within(self, call: Callable[[], T]) -> T:
         try:
-            return self._limits.left_s()
+            return call()
         except SpecctlError:
             # The peer may be dead without TCP knowing: whoever comes next gets a connection that was just proved.
             if self._link is not None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import paramiko
 from paramiko.common import MSG_DISCONNECT
-from paramiko.packet import Packetizer
 from paramiko.ssh_exception import IncompatiblePeer, SSHException
 
 from orchestrator.errors import ConfigError, LinkLost, UnreachableError
@@ -24,10 +23,10 @@ from orchestrator.transport.base import Limits
 from orchestrator.transport.host_keys import Trust
 from orchestrator.transport.ssh_auth import authenticate
 from orchestrator.transport.ssh_options import SshOptions
+from orchestrator.transport.ssh_pulse import Heard
 from orchestrator.transport.ssh_way import Way
 
 CONNECT_TRIES = 5
-KEEPALIVE_S = 5
 _FULL = ("Exceeded MaxStartups", "Not allowed at this time")
 """What sshd says when it hangs up for reasons that pass."""
 _ALGORITHMS = {"KexAlgorithms": "kex", "HostKeyAlgorithms": "key_types", "Ciphers": "ciphers", "MACs": "digests"}
@@ -89,7 +88,6 @@ def _connect_once(
         _exchange_keys(transport, options, way, timeout_s, target)
         host_keys.check(transport.get_remote_server_key(), records, options, target=target, trust=trust)
         authenticate(transport, options, target=target)
-        transport.set_keepalive(KEEPALIVE_S)
         done = True
         return transport, way
     except (SSHException, EOFError) as error:
@@ -104,7 +102,7 @@ def _connect_once(
             way.over()
 
 
-class _Packetizer(Packetizer):
+class _Packetizer(Heard):
     """Keeps the last line before the keys are exchanged, and the last word after it: who hangs up may have said why."""
 
     greeting = ""

@@ -18,6 +18,7 @@ from orchestrator.transport.base import Limits
 from orchestrator.transport.host_keys import Trust
 from orchestrator.transport.ssh_connect import connect
 from orchestrator.transport.ssh_options import Jump, SshOptions
+from orchestrator.transport.ssh_pulse import SILENT_S, Pulse
 from orchestrator.transport.ssh_way import Way
 
 MAX_CHANNELS = 8
@@ -128,6 +129,7 @@ class Link:
         self._users = 0
         self._retired = False
         self._closed = False
+        self._pulse = Pulse(transport, self._fell_silent)
 
     @property
     def usable(self) -> bool:
@@ -136,6 +138,12 @@ class Link:
     @property
     def shared(self) -> bool:
         return self._users > 1
+
+    def why(self) -> str:
+        """Why it has ended, for a message that says that it has."""
+        if self._pulse.gone:
+            return f"nothing was heard for {SILENT_S} s"
+        return str(self.transport.get_exception() or "")
 
     def enter(self, limits: Limits) -> None:
         while not self.slots.acquire(timeout=limits.left_s()):
@@ -181,7 +189,17 @@ class Link:
 
     def _close_if_done(self) -> None:
         with self._lock:
-            if not self._retired or self._users or self._closed:
+            if not self._retired or self._users:
+                return
+        self._end()
+
+    def _fell_silent(self) -> None:
+        self.retire(suspect=True)
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._closed:
                 return
             self._closed = True
         self._way.abandon()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
@@ -14,9 +13,6 @@ from orchestrator.transport.base import Limits
 from orchestrator.transport.ssh_node import Link, SshNode, ended
 from orchestrator.transport.terminal import READ_BYTES, Screen, Terminal
 
-ASK_S = 3.0
-SILENT_S = 15.0
-"""After so long without an answer the connection counts as lost: nothing else ends a wait for a dead peer."""
 SEND_S = 10.0
 
 
@@ -35,25 +31,15 @@ class SshTerminal(Terminal):
             channel.get_pty(screen.term, screen.columns, screen.rows)
             channel.exec_command(command)
         except (ChannelException, SSHException, EOFError, OSError) as error:
-            gone = ended(self._link.transport)
+            if ended(self._link.transport):
+                why: UnreachableError = self._lost("the connection ended before the terminal was open")
+            else:
+                why = UnreachableError(
+                    f"the node opens no terminal: {error}", target=self._target,
+                    hint="see PermitTTY, MaxSessions and ForceCommand of its sshd",
+                )  # fmt: skip
             self.close()
-            if gone:
-                raise self._lost("the connection ended before the terminal was open") from error
-            raise UnreachableError(
-                f"the node opens no terminal: {error}", target=self._target,
-                hint="see PermitTTY, MaxSessions and ForceCommand of its sshd",
-            ) from error  # fmt: skip
-        self._heard_at = time.monotonic()
-        threading.Thread(target=self._ask, args=(self._link.transport,), daemon=True).start()
-
-    def _ask(self, transport: paramiko.Transport) -> None:
-        """Notes when the other side last answered."""
-        while self._channel is not None and transport.is_active():
-            with contextlib.suppress(SSHException, EOFError, OSError):
-                transport.global_request("keepalive@openssh.com", wait=True)
-                if transport.is_active():
-                    self._heard_at = time.monotonic()
-            time.sleep(ASK_S)
+            raise why from error
 
     def fileno(self) -> int:
         assert self._channel is not None
@@ -67,13 +53,11 @@ class SshTerminal(Terminal):
             return None
         except (SSHException, EOFError, OSError) as error:
             # To read is to write, too: the peer is told that there is room again.
-            raise self._lost(f"the connection ended ({error})" if str(error) else "the connection ended") from error
+            raise self._lost("the connection ended") from error
         if not data:
             self._channel.status_event.wait(1.0)
-            transport = self._link.transport
-            if self._channel.exit_status < 0 and ended(transport):
-                why = transport.get_exception()
-                raise self._lost(f"the connection ended ({why})" if why else "the connection ended")
+            if self._channel.exit_status < 0 and ended(self._link.transport):
+                raise self._lost("the connection ended")
         return data
 
     def write(self, data: bytes) -> None:
@@ -90,12 +74,6 @@ class SshTerminal(Terminal):
         with contextlib.suppress(SSHException, EOFError, OSError):
             self._channel.resize_pty(columns, rows)
 
-    def check(self) -> None:
-        if time.monotonic() - self._heard_at > SILENT_S:
-            if self._link is not None:
-                self._link.retire(suspect=True)
-            raise self._lost(f"nothing was heard for {SILENT_S:g} s: the connection is lost")
-
     def close(self) -> None:
         channel, self._channel = self._channel, None
         link, self._link = self._link, None
@@ -105,8 +83,11 @@ class SshTerminal(Terminal):
         if link is not None:
             link.leave()
 
-    def _lost(self, why: str) -> LinkLost:
-        return LinkLost(why, target=self._target, hint="the run goes on, or not: specctl status tells")
+    def _lost(self, what: str) -> LinkLost:
+        why = self._link.why() if self._link is not None else ""
+        return LinkLost(
+            f"{what}: {why}" if why else what, target=self._target, hint="the run goes on, or not: specctl status tells"
+        )
 
 
 def _close(channel: paramiko.Channel) -> None:

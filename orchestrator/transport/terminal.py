@@ -47,9 +47,6 @@ class Terminal(ABC):
     @abstractmethod
     def resize(self, columns: int, rows: int) -> None: ...
 
-    def check(self) -> None:  # noqa: B027  (what runs on this machine needs no proof of life)
-        """Raises `LinkLost` when the other side has not been heard of for too long."""
-
     @abstractmethod
     def close(self) -> None: ...
 
@@ -132,9 +129,6 @@ class Between(Terminal):
 
     def resize(self, columns: int, rows: int) -> None:
         self._inner.resize(columns, rows)
-
-    def check(self) -> None:
-        self._inner.check()
 
     def close(self) -> None:
         self._inner.close()

@@ -93,7 +93,6 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> tuple[bytes, bytes]
         if left_s <= 0:
             raise errors.DeadlineExceeded(f"no session within {OPEN_S:g} s", target=agent.target.name)
         if not select.select([terminal], [], [], min(left_s, 1.0))[0]:
-            terminal.check()
             continue
         data = terminal.read()
         if data == b"":
