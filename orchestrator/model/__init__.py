@@ -13,12 +13,14 @@ from orchestrator.model.logs import (
     ForeignLog,
     LogFile,
     LogSummary,
+    Moved,
     OpenFinding,
     ScanState,
     Worker,
 )
 from orchestrator.model.names import RunPaths, WorkPaths, is_run_id, make_run_id, slugify
 from orchestrator.model.records import (
+    Disk,
     ExitRecord,
     Heartbeat,
     Probe,
@@ -33,11 +35,10 @@ from orchestrator.model.verdict import BAD, ENDED, LIVE, RUNGS, Evidence, Rung, 
 from orchestrator.model.wire import Misfit, from_json, to_json
 
 __all__ = [
-    "BAD", "ENDED", "LIVE", "RUNGS", "SCHEMA_VERSION", "EarlierFile", "Evidence", "ExitRecord", "Finding",
-    "FollowedLog", "ForeignLog", "Heartbeat", "LogFile", "LogSummary", "Misfit", "OpenFinding", "Probe", "Process",
-    "ProgramExit", "RunPaths", "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord",
-    "SupervisorRecord", "Verdict", "WorkPaths", "Worker", "from_json", "is_run_id", "make_run_id", "slugify",
-    "to_json",
+    "BAD", "ENDED", "LIVE", "RUNGS", "SCHEMA_VERSION", "Disk", "EarlierFile", "Evidence", "ExitRecord", "Finding",
+    "FollowedLog", "ForeignLog", "Heartbeat", "LogFile", "LogSummary", "Misfit", "Moved", "OpenFinding", "Probe",
+    "Process", "ProgramExit", "RunPaths", "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord",
+    "SupervisorRecord", "Verdict", "WorkPaths", "Worker", "from_json", "is_run_id", "make_run_id", "slugify", "to_json",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Literal
+
+from orchestrator.model.record import record
+
+Moved = Literal["renamed", "deleted"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Finding:
     """An exception seen in the text of a log. It is the run's failure only if a process or a worker ended with it."""
 
@@ -23,7 +28,7 @@ class Finding:
     count: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class OpenFinding:
     """A finding whose last line has been read, but which the next line may still continue."""
 
@@ -34,7 +39,7 @@ class OpenFinding:
     """A step came after it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Worker:
     """What the log said of one worker (a trainer thread or rank)."""
 
@@ -50,7 +55,7 @@ class Worker:
     """A line of its own named it (a step, a figure, a phase), not only the text of an exception."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ScanState:
     """What a `logscan.Scanner` needs, beside the summary itself, to go on exactly where another one stopped."""
 
@@ -76,7 +81,7 @@ class ScanState:
     """Total of the nameless bar that was seen to be the training's, by a loss line between its frames."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class LogSummary:
     """What has been read out of a log up to `offset`. Constant size: a status costs the same at 1 KB and at 10 GB."""
 
@@ -109,7 +114,7 @@ class LogSummary:
     scan: ScanState = field(default_factory=ScanState)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class LogFile:
     """This attempt's log, and whether it is this attempt's."""
 
@@ -122,9 +127,11 @@ class LogFile:
     """Why it is not verified: replaced, truncated, missing, another nonce."""
     header_bytes: int = 0
     """Length of the supervisor's first line; what is beyond it is the program's own output."""
+    moved: Moved | None = None
+    """What became of its name; `path` is where it is now."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class EarlierFile:
     """A file that bore a log's name until the program rotated it away; this run's bytes begin at `base`."""
 
@@ -135,7 +142,7 @@ class EarlierFile:
     """When it was made, where the file system says so: the inode number of a deleted file soon is another file's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ForeignLog:
     """A log the program writes by itself. Only what comes after `base` (and before `until`) is this run's."""
 
@@ -167,7 +174,7 @@ class ForeignLog:
         return max(0, (self.size if self.until is None else self.until) - self.base)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class FollowedLog:
     """One log the supervisor reads, and what it has read out of it (an entry of scan.json)."""
 

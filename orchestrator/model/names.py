@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
+
+from orchestrator.model.record import record
 
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,78}[a-z0-9])?")
 
@@ -27,7 +28,7 @@ def is_run_id(text: str) -> bool:
     return RUN_ID_PATTERN.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class WorkPaths:
     """Every path of a target's workdir. `workdir` is absolute on the target."""
 
@@ -59,7 +60,7 @@ class WorkPaths:
         return RunPaths(root=f"{self.runs}/{run_id}", run_id=run_id)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunPaths:
     """Every file name of a run directory: the contract between agent, supervisor, trainer and laptop."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from orchestrator.model.logs import ForeignLog, LogFile, LogSummary
+from orchestrator.model.record import record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunSpec:
     """What the laptop asks an agent to start. Values of secrets travel beside it, never in it."""
 
@@ -35,7 +36,7 @@ class RunSpec:
     specctl_version: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Process:
     """A process of a run's tree. `start_ticks` is field 22 of /proc/PID/stat: with it a pid is never mistaken."""
 
@@ -52,7 +53,7 @@ class Process:
         return self.state not in ("Z", "X")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Heartbeat:
     """What the trainer last said of itself, if its nonce is this attempt's."""
 
@@ -63,7 +64,7 @@ class Heartbeat:
     gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class StopRequest:
     """Who asked to stop, when, and how patiently (stop.json)."""
 
@@ -73,7 +74,7 @@ class StopRequest:
     now: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class StopperRecord:
     """The process that carries out a stop, and how far it is (stopper.json)."""
 
@@ -89,7 +90,7 @@ class StopperRecord:
     finished: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ExitRecord:
     """How an attempt ended, from the supervisor (or from the agent, when nothing could be started)."""
 
@@ -112,7 +113,7 @@ class ExitRecord:
     nonce: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ProgramExit:
     """How the spawned process itself ended; others of its tree may live on."""
 
@@ -121,7 +122,7 @@ class ProgramExit:
     signal: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SupervisorRecord:
     """Who supervises an attempt, and what it spawned (supervisor.json)."""
 
@@ -143,7 +144,40 @@ class SupervisorRecord:
     """Directory of the cgroup that was made for the program; None where none could be."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
+class Disk:
+    """A file system, and the room in it."""
+
+    mount: str
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int | None
+    """None where they are made when they are needed."""
+    read_only: bool
+
+    @property
+    def words(self) -> str:
+        """`the file system at /data has 0.2 of 100.0 MiB free`."""
+        if self.read_only:
+            return f"the file system at {self.mount} is read-only"
+        unit, name = (1 << 30, "GiB") if self.total_bytes >= 10 << 30 else (1 << 20, "MiB")
+        free = f"{self.free_bytes / unit:,.1f} of {self.total_bytes / unit:,.1f} {name} free"
+        if self.free_inodes == 0:
+            return f"the file system at {self.mount} has no free inodes: it holds too many files ({free})"
+        return f"the file system at {self.mount} has {free}"
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written there, if nothing can."""
+        closed = self.read_only or self.free_bytes < FULL_BYTES or self.free_inodes == 0
+        return self.words if closed else None
+
+
+FULL_BYTES = 1 << 20
+"""A program that has just failed to write leaves a little."""
+
+
+@record
 class Probe:
     """Everything one look at one run saw. `health.judge` turns it into a verdict; nothing else may."""
 
@@ -181,6 +215,8 @@ class Probe:
     """The spawned process has ended; `exit` follows once nothing of the run is left."""
     unreadable: list[str] = field(default_factory=list)
     """Records that are there, and are no such record: something else wrote into the run directory."""
+    disk: Disk | None = None
+    """Where the run directory is."""
     elsewhere: str | None = None
     """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
     closed: str | None = None

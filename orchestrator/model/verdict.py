@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from orchestrator.model.logs import Finding, Worker
+from orchestrator.model.record import record
 
 StateName = Literal[
     "QUEUED", "STARTING", "RUNNING", "DEGRADED", "STALLED", "STOPPING",
@@ -20,7 +21,7 @@ Rung = Literal["none", "accepted", "session", "process", "log", "gpu", "step"]
 RUNGS: tuple[Rung, ...] = ("none", "accepted", "session", "process", "log", "gpu", "step")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Evidence:
     """One thing that was seen: what, its value, and when (container clock)."""
 
@@ -29,7 +30,7 @@ class Evidence:
     observed_at: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Verdict:
     """What may be said of a run, and why."""
 
