@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orchestrator.blame import cause, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, settled
-from orchestrator.model import ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
+from orchestrator.model import BAD, LIVE, ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
@@ -103,6 +103,9 @@ class _Look:
     def verdict(self, state: StateName, why: str, *, error: Finding | None = None) -> Verdict:
         if not self.probe.log.verified and self.probe.program_seen:
             why += f"; log not used: {self.probe.log.why or 'it is not verified'}"
+        full = self.probe.disk.problem if self.probe.disk else None
+        if full and (state in LIVE or state in BAD):
+            why += f"; {'' if state in LIVE else 'now '}{full}"
         return Verdict(
             state=state, why=why, observed_at=self.now, step=self.step, tok_s=self.summary.tok_s,
             loss=self.summary.loss, last_progress_at=self.progress_at,
@@ -343,6 +346,10 @@ def _notes(look: _Look) -> str:
         notes.append("supervisor gone")
     if look.refuted is not None:
         notes.append(f"its record says that it never started ({look.refuted})")
+    if probe.log.moved == "renamed":
+        notes.append(f"its log was renamed to {probe.log.path}")
+    elif probe.log.moved == "deleted":
+        notes.append(f"its log was deleted: while it runs, specctl logs {probe.run_id} >FILE can still save it")
     if probe.program_exit is not None or (probe.program is None and probe.program_seen):
         ended = probe.program_exit
         code = f" (exit code {ended.code})" if ended is not None and ended.code is not None else ""

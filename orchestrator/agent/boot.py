@@ -168,11 +168,22 @@ def cannot_write(workdir: str, error: OSError) -> Tuple[str, str]:
     if error.errno == errno.EROFS:
         return "%s is on a read-only file system" % where, CHOOSE
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "%s is full (%s)" % (where, error.strerror), "make room there, or " + CHOOSE
+        room = os.statvfs(nearest(workdir))
+        free = "%.1f of %.1f MiB free" % tuple(n * room.f_frsize / 2.0**20 for n in (room.f_bavail, room.f_blocks))
+        if room.f_files and not room.f_favail:
+            free = "no free inodes: too many files"
+        return "%s is full (%s, %s)" % (where, error.strerror, free), "make room there, or " + CHOOSE
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return "%s cannot be made: %s is not a directory" % (where, error.filename or workdir), CHOOSE
     named = ": %s" % error.filename if error.filename else ""
     return "%s cannot be written by %s%s: %s" % (where, name_of(os.geteuid()), named, error.strerror), CHOOSE
+
+
+def nearest(path: str) -> str:
+    """It, or what there is of the way to it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def name_of(uid: int) -> str:

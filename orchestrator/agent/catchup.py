@@ -18,10 +18,12 @@ CATCH_UP_BYTES = 64 << 20
 
 
 def catch_up(
-    paths: RunPaths, supervisor: SupervisorRecord, logs: list[FollowedLog], *, own_verified: bool,
+    paths: RunPaths, supervisor: SupervisorRecord, logs: list[FollowedLog], *, own: str | None,
     patterns: dict[str, str], tree: list[Process], now: float,
 ) -> list[FollowedLog]:  # fmt: skip
-    """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe."""
+    """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe.
+
+    `own`: where the run's own log is, if it is shown to be that."""
     known = logs
     logs = logs or [FollowedLog(summary=LogSummary())]
     by = others_of(paths, supervisor.nonce, logs)
@@ -32,8 +34,7 @@ def catch_up(
             one = dataclasses.replace(
                 one, foreign=dataclasses.replace(one.foreign, shared=by[one.foreign.path], until=until)
             )
-        elif one.foreign is not None or own_verified:
-            path = one.foreign.path if one.foreign else paths.log(supervisor.attempt)
+        elif (path := one.foreign.path if one.foreign else own) is not None:
             one = _read_on(one, path, patterns, now, since=supervisor.started_at, budget_bytes=CATCH_UP_BYTES)
         result.append(one)
     result += _opened_since(paths, supervisor, result, patterns, tree, now)

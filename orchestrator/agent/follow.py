@@ -17,6 +17,7 @@ FOLLOWED_LIMIT = 64
 SETTLE_S = 0.5
 """Silence after which a traceback that has its last line is taken to be over."""
 DIRTY = (b"\x1b", b"\r", b"\0")
+HEAD_BYTES = 4096
 PROOF_BYTES = 256
 """So many of the bytes read last show, when a file is written again, that it was only added to."""
 REREAD_BYTES = 16 << 20
@@ -60,6 +61,8 @@ class Follower:
         if foreign is not None and (found.st_dev, found.st_ino) != (foreign.device, foreign.inode):
             os.close(self._fd)
             raise FileNotFoundError(2, "replaced by another file", path)
+        self._head = b"" if foreign is not None else os.pread(self._fd, HEAD_BYTES, 0).partition(b"\n")[0]
+        """The first line of the run's own log, which says whose it is."""
         self._proof: bytes | None = None
         self._seen = (-1, -1)
         self._heard_at = max((summary.step_at or 0.0, summary.phase_at or 0.0)) if summary else 0.0
@@ -83,7 +86,7 @@ class Follower:
         at = min(now, max(found.st_mtime, self._heard_at))
         if (found.st_size, found.st_mtime_ns) != self._seen and self._rewritten(found.st_size):
             if self.foreign is None:
-                self.lost = f"truncated from {self.offset} to {found.st_size} bytes"
+                self.lost = f"emptied or overwritten when {self.offset} bytes of it had been read"
                 return events
             events += self.scanner.finish(at)
             self._begin_again(
@@ -195,7 +198,7 @@ class Follower:
 
     def _rewritten(self, size: int) -> bool:
         """Whether the file was emptied: it is shorter than what was read, or its last bytes are no longer there."""
-        if size < self.offset:
+        if size < self.offset or os.pread(self._fd, len(self._head), 0) != self._head:
             return True
         if not self._proof or self.foreign is None or size > REREAD_BYTES:
             return False

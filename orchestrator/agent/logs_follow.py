@@ -78,7 +78,7 @@ class Follow:
             os.close(oldest.fd)
         if not self._replaced and reader.sections and self._own_is_replaced(reader.sections[0]):
             self._replaced = True
-            reader.note(f"{reader.sections[0].path} was replaced by another file; this is still the run's own")
+            reader.note(f"{reader.sections[0].path} was renamed, deleted or replaced; this is still the run's own log")
 
     def _look_at_repeats(self, *, over: bool) -> None:
         reader = self.reader

@@ -64,7 +64,8 @@ def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
     except Refusal as refusal:
         emit({"final": True, "error": {"kind": refusal.kind, "message": refusal.message, "hint": refusal.hint}})
     except OSError as error:
-        emit({"final": True, "error": {"kind": "preflight", "message": describe(error), "hint": hint_of(error)}})
+        message = describe(error, workdir)
+        emit({"final": True, "error": {"kind": "preflight", "message": message, "hint": hint_of(error)}})
     except ImportError as error:
         lacking = error.name or "orchestrator"
         ours = lacking.split(".")[0] in ("orchestrator", "libtmux")
@@ -82,21 +83,31 @@ def _traceback() -> str:
     return traceback.format_exc()
 
 
-def describe(error: OSError) -> str:
-    """Where, and the system's own words; of the many that `shutil` collects, the first."""
+def describe(error: OSError, workdir: str | None = None) -> str:
+    """Where, and the system's own words; of the many that `shutil` collects, the first. Of a disk that has no room, or
+    may not be written, which it is and how much room it has; `workdir` is where it was, if the error does not say."""
+    from orchestrator.agent import space
+
+    where = error.filename if isinstance(error.filename, str) else None
+    why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno is None and error.args and isinstance(error.args[0], list) and error.args[0]:
         source, destination, why = error.args[0][0]
-        return f"{destination or source}: {why}"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{os.strerror(error.errno) if error.errno else error}"
+        where = str(destination or source)
+    text = f"{where}: {why}" if where else why
+    disk = space.problem(where or workdir, error)
+    return f"{text} ({disk})" if disk else text
+
+
+MAKE_ROOM = "make room there (specctl prune shows what can go)"
 
 
 def hint_of(error: OSError) -> str | None:
     text = describe(error)
     hints = {
-        errno.ENOSPC: "make room in the target's workdir",
-        errno.EDQUOT: "make room in the target's workdir, or have the quota raised",
-        errno.EROFS: "the workdir is read-only there: choose another `workdir:` in hosts.yaml",
+        errno.ENOSPC: MAKE_ROOM,
+        errno.EDQUOT: f"{MAKE_ROOM}, or have the quota raised",
+        errno.EROFS: "have it mounted for writing again (an error of the disk may have closed it: dmesg there), or "
+        "choose another `workdir:` in hosts.yaml",
         errno.EACCES: "check who owns the workdir there, and `user:` in hosts.yaml",
     }
     return next((hint for number, hint in hints.items() if error.errno == number or os.strerror(number) in text), None)

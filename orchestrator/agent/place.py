@@ -14,8 +14,8 @@ import socket
 import sys
 import tempfile
 
-from orchestrator.agent import gpu, tmux
-from orchestrator.agent.main import Call, Refusal, describe, hint_of
+from orchestrator.agent import gpu, space, tmux
+from orchestrator.agent.main import MAKE_ROOM, Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
 """What the agent needs of the standard library, beyond what `boot.py` has shown to be there."""
@@ -49,19 +49,18 @@ def room(workdir: str, wanted: int) -> None:
     if why := lacks(workdir, wanted):
         raise Refusal(
             "preflight", f"the workdir {workdir} {why}",
-            "make room there (specctl prune shows what can go), or choose another `workdir:` in hosts.yaml",
+            f"{MAKE_ROOM}, or choose another `workdir:` in hosts.yaml",
         )  # fmt: skip
 
 
 def lacks(folder: str, wanted: int) -> str | None:
     """What the disk of `folder` has too little of for `wanted` bytes and a run's records."""
-    there = os.statvfs(folder)
-    free = there.f_bavail * there.f_frsize
-    if free < wanted + SPARE_BYTES:
-        return f"has {free >> 20} MiB free, and {(wanted + SPARE_BYTES) >> 20} MiB are needed"
-    if there.f_files and not there.f_favail:
-        return "is on a file system that has no free inodes"
-    return None
+    disk = space.disk_of(folder)
+    if disk is None:
+        return None
+    if disk.free_bytes < wanted + SPARE_BYTES:
+        return f"has too little room for {(wanted + SPARE_BYTES) / (1 << 20):.1f} MiB: {disk.words}"
+    return f"has no room: {disk.words}" if disk.read_only or disk.free_inodes == 0 else None
 
 
 def _file_system(call: Call) -> None:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from orchestrator.agent import gpu, proc, records
+from orchestrator.agent import gpu, ownlog, proc, records, space
 from orchestrator.agent.main import Call
 from orchestrator.agent.merge import merge
 from orchestrator.model import (
+    Disk,
     FollowedLog,
     LogFile,
     LogSummary,
@@ -98,7 +99,7 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
         roots[nonces[run_id]] = proc.roots_of(supervisor)
     # Of ended runs too: what a run has left behind is to be seen.
     trees = proc.trees(roots) if roots else {}
-    boot, oom_kills = proc.boot_identity(), proc.oom_kills()
+    boot, oom_kills, disk = proc.boot_identity(), proc.oom_kills(), space.disk_of(call.paths.runs)
     found = [_blank(call.paths.run(one), f"closed {one}", [], why, now, closed=why) for one, why in closed.items()]
     for run_id, nonce in nonces.items():
         paths, tree = call.paths.run(run_id), trees.get(nonce, [])
@@ -111,6 +112,7 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
         try:
             found.append(_one(
                 paths, *specs[run_id], tree=tree, boot=boot, oom_kills=oom_kills, now=now, elsewhere=elsewhere,
+                disk=disk,
             ))  # fmt: skip
         except Exception as error:  # whatever stands in one run's directory must not cost the other runs their rows
             why = f"its directory cannot be read ({type(error).__name__}: {error})"
@@ -148,7 +150,7 @@ def _blank(
 
 def _one(
     paths: RunPaths, spec: RunSpec, record: dict[str, Any], *, tree: list[Process], boot: str, oom_kills: int,
-    now: float, elsewhere: str | None,
+    now: float, elsewhere: str | None, disk: Disk | None,
 ) -> Probe:  # fmt: skip
     # The records are read after the walk over /proc: a run that ends in between has ended, and is not lost. But then
     # the walk is too old: a program that is on record as ended would be a process that it has left behind.
@@ -156,15 +158,15 @@ def _one(
     attempt = supervisor.attempt if supervisor else 1
     if ended is not None or (supervisor and supervisor.program_exit):
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
-    supervisor_alive = bool(supervisor and proc.same(supervisor.pid, supervisor.start_ticks))
+    same_boot = supervisor.boot == boot if supervisor else None
+    supervisor_alive = bool(supervisor and same_boot and proc.same(supervisor.pid, supervisor.start_ticks))
     program = None
     if supervisor and supervisor.program_pid is not None:
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
         program = next((one for one in tree if one.pid == pid and one.start_ticks == ticks), None)
-    same_boot = supervisor.boot == boot if supervisor else None
     # Before the log is looked at: what has been read of it is never more than is there.
     logs = records.followed(paths, spec.nonce)
-    log = records.log_file(paths, spec.run_id, attempt, supervisor, same_boot=same_boot is not False)
+    log = ownlog.log_file(paths, attempt, supervisor, same_boot=same_boot is not False)
     if log.verified and any(one.foreign is None and not 0 <= one.summary.offset <= log.size for one in logs):
         logs = []
     damaged = not logs and os.path.lexists(paths.scan)
@@ -172,8 +174,9 @@ def _one(
         from orchestrator.agent.catchup import catch_up  # it brings the whole of logscan along
 
         logs = catch_up(
-            paths, supervisor, logs, own_verified=log.verified, patterns=spec.patterns, tree=tree, now=now
-        )
+            paths, supervisor, logs, own=log.path if log.verified else None, patterns=spec.patterns, tree=tree,
+            now=now,
+        )  # fmt: skip
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
     unreadable = [
         os.path.basename(path)
@@ -191,6 +194,7 @@ def _one(
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
         program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable, elsewhere=elsewhere,
+        disk=disk,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from orchestrator import frames
-from orchestrator.agent import pushes
+from orchestrator.agent import pushes, space
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.parcel import SYNCED, Busy, Incoming, NoRoom
 from orchestrator.agent.tree import PART, Entry, at, decoded, encoded, entry, part_of, room, shown
@@ -174,9 +174,10 @@ def _receive(call: Call, parcel: Incoming, news: News) -> None:
 def _no_room(error: NoRoom, parcel: Incoming) -> tuple[str, str, str]:
     files, _ = parcel.done
     where = shown(decoded(os.fsencode(error.filename)))
+    why = space.problem(error.filename, error) or error.strerror
     kept = f"; the {error.kept:,} bytes of it that came are kept beside it" if error.kept else ""
     return (
         "preflight",
-        f"{where} cannot be written: {error.strerror} ({files:,} files are there{kept})",
+        f"{where} cannot be written: {why} ({files:,} files are there{kept})",
         "make room there, then repeat the same command: it goes on where this one ended",
     )

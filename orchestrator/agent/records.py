@@ -1,8 +1,4 @@
-"""Reading a run directory: whose log is this, who supervises, what was the end.
-
-The identity of a log is decided here and nowhere else: line 1 carries this run's id and nonce, and the file is the one
-(device, inode) that the supervisor opened.
-"""
+"""Reading a run directory: what was asked, who supervises, what was read of its logs, what was the end."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from orchestrator.model import (
     ExitRecord,
     FollowedLog,
     Heartbeat,
-    LogFile,
     Misfit,
     RunPaths,
     RunSpec,
@@ -164,33 +159,3 @@ def followed(paths: RunPaths, nonce: str) -> list[FollowedLog]:
 
 def write_followed(paths: RunPaths, nonce: str, attempt: int, logs: list[FollowedLog]) -> None:
     files.write_json(paths.scan, {"nonce": nonce, "attempt": attempt, "logs": [to_json(log) for log in logs]})
-
-
-def log_file(
-    paths: RunPaths, run_id: str, attempt: int, record: SupervisorRecord | None, *, same_boot: bool
-) -> LogFile:
-    """This attempt's log, and whether what stands under its name is what the supervisor opened.
-
-    Device and inode numbers are a mount's own: after a restart of the container only the header can tell.
-    """
-    path = paths.log(attempt)
-    try:
-        fd = files.open_regular(path)
-    except OSError as error:
-        return LogFile(path=path, size=0, modified_at=0.0, verified=False, why=error.strerror)
-    with os.fdopen(fd, "rb") as file:
-        stat = os.fstat(fd)
-        first = file.readline(4096)
-    why = None
-    if record is None:
-        why = "no supervisor has recorded this log"
-    elif same_boot and (stat.st_dev, stat.st_ino) != (record.log_device, record.log_inode):
-        why = "the log was replaced by another file"
-    elif stat.st_size < record.header_bytes:
-        why = "the log was truncated"
-    elif f" run={run_id} attempt={attempt} nonce={record.nonce} ".encode() not in first:
-        why = "the log was overwritten: its first line is not this attempt's header"
-    return LogFile(
-        path=path, size=stat.st_size, modified_at=stat.st_mtime, verified=why is None, why=why,
-        header_bytes=record.header_bytes if record else 0,
-    )  # fmt: skip

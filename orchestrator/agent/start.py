@@ -80,7 +80,7 @@ def _begin(call: Call, spec: RunSpec, paths: RunPaths) -> str | None:
     except Refusal as refusal:
         return f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
     except OSError as error:
-        return describe(error)
+        return describe(error, call.paths.workdir)
     return None
 
 

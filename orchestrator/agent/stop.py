@@ -12,9 +12,9 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from orchestrator.agent import cgroup, files, gpu, proc, records
+from orchestrator.agent import cgroup, files, gpu, proc, records, space
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.probe import probe, without_record
 from orchestrator.model import ExitRecord, Process, RunPaths, StopperRecord, StopRequest, to_json
@@ -45,7 +45,7 @@ def run(call: Call) -> None:
         raise Refusal("preflight", f"{run_id} is a run of the host {host}: it can only be stopped there")
     nonce, request = found[0].nonce, _request(call)
     if records.exit_record(paths) is None:
-        files.write_json(paths.stop, to_json(request), durable=True)
+        _note(paths, request)
     used = set()
     if processes := tree(paths, nonce):
         used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in found[0].gpus)}
@@ -71,7 +71,7 @@ def _stop_without_record(call: Call, paths: RunPaths) -> None:
     removed = not os.path.isdir(paths.root)
     os.makedirs(paths.root, mode=0o700, exist_ok=True)
     request = _request(call)
-    files.write_json(paths.stop, to_json(request), durable=True)
+    _note(paths, request)
     watch(call, paths, nonce, request)
     left = tree(paths, nonce)
     last = without_record(paths, nonce, left, time.time())
@@ -87,6 +87,21 @@ def _request(call: Call) -> StopRequest:
     )  # fmt: skip
 
 
+def _note(paths: RunPaths, request: StopRequest) -> None:
+    """A disk that takes no record must not keep the run from being stopped. Raises `OSError` for any other reason."""
+    try:
+        files.write_json(paths.stop, to_json(request), durable=True)
+    except OSError:
+        if not unrecordable(paths):
+            raise
+
+
+def unrecordable(paths: RunPaths) -> bool:
+    """Whether how the run ends cannot be written down, and so need not be waited for."""
+    disk = space.disk_of(paths.root)
+    return disk is not None and disk.read_only
+
+
 def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None:
     """Sees to it that a stopper is at work, and tells what it waits for, until there is nothing more to wait for."""
     started, told_at = 0, 0.0
@@ -95,7 +110,8 @@ def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None
         if not at_work(paths):
             stopper = records.stopper(paths)
             finished = stopper is not None and stopper.finished and stopper.request_at >= request.at
-            if (not left and records.exit_record(paths) is not None) or finished or started == TRIES:
+            ended = records.exit_record(paths) is not None or (started and unrecordable(paths))
+            if (not left and ended) or finished or started == TRIES:
                 return
             started += 1
             spawn(paths, nonce, request)
@@ -119,7 +135,7 @@ def unsettled(paths: RunPaths) -> bool:
     """A supervisor is alive and has not recorded the end: what one walk over /proc does not find may still be there,
     since a process can fork and leave faster than one can look."""
     roots = proc.roots_of(records.supervisor(paths))
-    return roots.supervisor is not None and records.exit_record(paths) is None
+    return roots.supervisor is not None and records.exit_record(paths) is None and not unrecordable(paths)
 
 
 @contextmanager
@@ -232,9 +248,10 @@ class Stopper:
                 # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.
                 if self.signalled_at is not None:
                     ending = ExitRecord(at=time.time(), stopped=True, attempt=1, nonce=self.nonce)
-                    files.create_json(self.paths.exit, to_json(ending))
+                    with suppress(OSError):
+                        files.create_json(self.paths.exit, to_json(ending))
                 return
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > give_up_at or unrecordable(self.paths):
                 return
             time.sleep(POLL_S)
 
@@ -244,10 +261,12 @@ class Stopper:
             # On record before it is sent: the supervisor asks whether the end came after it.
             self.signalled_at = time.time()
             self._record(number.name[3:].lower())
-            files.JsonLines(self.paths.events).append({
-                "time": self.signalled_at, "source": "agent", "attempt": 1, "nonce": self.nonce, "event": "stopping",
-                "by": self.request.by, "grace_s": self.request.grace_s, "now": self.request.now,
-            })  # fmt: skip
+            with suppress(OSError):
+                files.JsonLines(self.paths.events).append({
+                    "time": self.signalled_at, "source": "agent", "attempt": 1, "nonce": self.nonce,
+                    "event": "stopping", "by": self.request.by, "grace_s": self.request.grace_s,
+                    "now": self.request.now,
+                })  # fmt: skip
         try:
             fd = os.pidfd_open(process.pid)
         except OSError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.agent import space
 from orchestrator.agent.parcel import SYNCED, Busy, Claim, Incoming, NoRoom
 from orchestrator.agent.tree import Entry, at, decoded, encoded, entry, part_of, room, shown
 from orchestrator.errors import AgentError, ConfigError, NotFound, PreflightError, UnreachableError
@@ -105,7 +106,8 @@ def run(
         raise PreflightError(f"another transfer writes {shown(decoded(busy.path))} right now", hint=AGAIN) from busy
     except NoRoom as error:
         raise PreflightError(
-            f"{shown(error.filename)} cannot be written: {error.strerror} ({incoming.files:,} files are here)",
+            f"{shown(error.filename)} cannot be written: {space.problem(error.filename, error) or error.strerror} "
+            f"({incoming.files:,} files are here)",
             hint=f"make room, or choose another disk with --to; {AGAIN}",
         ) from error
     except OSError as error:

@@ -158,9 +158,9 @@ def test_a_disk_that_fills_up_leaves_nothing_that_a_later_launch_would_believe(b
         assert len(set((workdir / "bundles").iterdir()) - bundles) == 1
 
         (fillers / "large").write_bytes(bytes(free_bytes(place) - (3 << 20)))
-        assert "MiB free, and 4 MiB are needed" in refused(box).err
+        assert "has too little room for 4.1 MiB: the file system at" in refused(box).err
         told = box("targets", "box")
-        assert told.code == 1 and "MiB free, and 4 MiB are needed" in told.out
+        assert told.code == 1 and "has too little room for 4.0 MiB: the file system at" in told.out
         shutil.rmtree(fillers)
         run_id = box.launch("--until", "process", "--", "sleep", "60", target="box").json["run_id"]
         fillers.mkdir()

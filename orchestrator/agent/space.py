@@ -1,0 +1,48 @@
+"""How much room there is where something lies: what `No space left on device` leaves out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from orchestrator.agent import proc
+from orchestrator.model import Disk
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def disk_of(path: str) -> Disk | None:
+    """The file system of `path`, or of the folder where it would be made; None if that cannot be asked."""
+    while not os.path.exists(path) and path not in ("", "/"):
+        path = os.path.dirname(path)
+    try:
+        there = os.statvfs(path)
+        mount, options = _mount(os.path.realpath(path))
+    except OSError:
+        return None
+    # `emergency_ro`: an error has made it read-only, and statvfs does not know.
+    return Disk(
+        mount=mount, free_bytes=there.f_bavail * there.f_frsize, total_bytes=there.f_blocks * there.f_frsize,
+        free_inodes=there.f_favail if there.f_files else None,
+        read_only=bool(there.f_flag & os.ST_RDONLY) or not {"ro", "emergency_ro"}.isdisjoint(options),
+    )  # fmt: skip
+
+
+def problem(path: str | None, error: OSError) -> str | None:
+    """What is the matter with the disk of `path`, if that is what `error` is about."""
+    text = str(error)  # shutil collects errors of many files into the text of one
+    about = error.errno in NO_ROOM or any(os.strerror(number) in text for number in NO_ROOM)
+    disk = disk_of(path) if path and about else None
+    return disk.words if disk else None
+
+
+def _mount(path: str) -> tuple[str, set[str]]:
+    """Where the file system of `path` is mounted, and how; of mounts over each other, the last."""
+    found, options = "/", set[str]()
+    for line in proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape").splitlines():
+        fields = line.split(" ")
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        if len(mount) >= len(found) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
+            found, options = mount, {*fields[5].split(","), *fields[-1].split(",")}
+    return found, options
