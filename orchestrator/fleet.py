@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from orchestrator.crew import Crew
 from orchestrator.errors import SpecctlError
 from orchestrator.inventory import Inventory, Target
 from orchestrator.model import Probe
+from orchestrator.record import record
 from orchestrator.remote import Agent, understood
 from orchestrator.transport import Leg, NodePool, Request, fanout, open_transport
 
@@ -23,7 +24,7 @@ PARALLEL_LEGS = 8
 PARALLEL_NODES = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class TargetView:
     """What one look at one target saw, or why it saw nothing."""
 
@@ -144,7 +145,7 @@ def _each_run_once(views: list[TargetView]) -> list[TargetView]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Answer:
     """The final frame of a probe."""
 

@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.record import record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Launch:
     run_id: str
     target: str

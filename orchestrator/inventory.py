@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.errors import Ambiguous, ConfigError, NotFound
+from orchestrator.record import record
 from typedyaml import Int, Model, ProblemAt, Str, TypedYamlError, load, loads
 
 DEFAULT_WORKDIR = "~/.specctl"
@@ -31,7 +32,7 @@ _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Target:
     """One place where runs live: a node (an SSH host, or this machine), and perhaps a container of it."""
 
@@ -62,7 +63,7 @@ class Target:
         return node if self.vmid is None else f"container {self.vmid} on {node}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Inventory:
     """All targets and groups of one hosts.yaml, in its order."""
 

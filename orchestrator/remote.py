@@ -30,7 +30,7 @@ from orchestrator.transport.base import Completed, Transport
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-TRAVELS = ("__init__.py", "model", "errors.py", "frames.py", "manifest.py", "logscan", "agent")
+TRAVELS = ("__init__.py", "record.py", "model", "errors.py", "frames.py", "manifest.py", "logscan", "agent")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0
 UNFIT = re.compile(r"(ModuleNotFound|Import|Syntax)Error|Fatal Python error|.*\b([Uu]nknown|[Ii]llegal) option")
@@ -172,7 +172,7 @@ class Agent:
         token = secrets.token_hex(8)
         digest = hashlib.sha256(tar).hexdigest()
         request = self.request("install", token, 60.0, **{"for": verb, "size": len(tar), "sha256": digest})
-        done = self.transport.run(self.argv(), stdin=request + tar, deadline_s=60.0)
+        done = self._way(verb).run(self.argv(), stdin=request + tar, deadline_s=60.0)
         reader = frames.FrameReader(token)
         final = self._final(reader.feed(done.stdout))
         if final is None:
@@ -235,7 +235,7 @@ class Agent:
             )  # fmt: skip
         code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
         tail = ": " + " / ".join(said[-3:]) if said else ""
-        hint = None
+        hint = self.transport.trial
         if self.target.ssh is not None and self.target.vmid is None and noise.strip() and done.exit_code in (0, 1):
             hint = (
                 f"try by hand: ssh {shlex.quote(self.target.ssh)} echo works; a start-up file of that user (~/.bashrc) "

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from orchestrator import health, index
 from orchestrator.errors import Ambiguous, NotFound, UnreachableError
 from orchestrator.fleet import Fleet, TargetView
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict, is_run_id
+from orchestrator.record import record
 
 LAST = "@last"
 PART = 3
 """Characters that a part of an id needs for a stop: fewer are a slip of the finger."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Run:
     """One run as it was just seen."""
 
@@ -33,7 +33,7 @@ class Run:
         return self.probe.run_id
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Resolved:
     """The run that was meant, and what a person should be told about how it was found."""
 

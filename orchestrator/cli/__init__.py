@@ -43,8 +43,8 @@ class Commands(Flags, TyperGroup):
         return TyperCommand(cmd_name, help=_docstring(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, _imported(name) if found and name else found, rest
+        name = args[0]
+        return (name, _imported(name), args[1:]) if name in COMMANDS else super().resolve_command(ctx, args)
 
 
 def _docstring(name: str) -> str | None:

@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ import typer
 from orchestrator.commands import RUN
 from orchestrator.completion import offer
 from orchestrator.errors import LinkLost, SpecctlError
+from orchestrator.record import record
 from orchestrator.when import UNITS_S
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def inventory_of(explicit: str | None) -> Inventory:
     return load_inventory(explicit, environ=os.environ, cwd=Path.cwd(), home=Path.home())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Shared:
     """What was said before the command's name."""
 

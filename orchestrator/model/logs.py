@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from orchestrator.model.record import record
+from orchestrator.record import record
 
 Moved = Literal["renamed", "deleted"]
 

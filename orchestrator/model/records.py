@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from orchestrator.model.logs import ForeignLog, LogFile, LogSummary
-from orchestrator.model.record import record
+from orchestrator.record import record
 
 
 @record

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from orchestrator.model.logs import Finding, Worker
-from orchestrator.model.record import record
+from orchestrator.record import record
 
 StateName = Literal[
     "QUEUED", "STARTING", "RUNNING", "DEGRADED", "STALLED", "STOPPING",

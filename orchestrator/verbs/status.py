@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from orchestrator.fleet import Fleet, TargetView
+from orchestrator.record import record
 from orchestrator.resolve import Run, resolve, runs_of
 
 RECENT_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Result:
     views: list[TargetView]
     runs: list[Run]
