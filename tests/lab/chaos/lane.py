@@ -31,6 +31,7 @@ DEADLINE_S = 180.0
 a follower for a run's 40 s)."""
 REMEMBERED = 12
 """Lines of the transcript that are shown with a finding."""
+HIDING = frozenset(fault.__name__ for fault in faults.HIDING)
 NEWEST = 4
 """Verbs and faults choose among so many of the newest runs."""
 
@@ -55,6 +56,21 @@ class Run:
     """Its logs have been compared after its end."""
 
 
+@dataclass(kw_only=True)
+class Trouble:
+    """A fault, and from when to when it lasted."""
+
+    name: str
+    began: float
+    over: float | None = None
+    box: Container | None = None
+    """The only one that it touches."""
+
+    def hides(self, box: Container | None) -> bool:
+        """Whether it may keep `box`, or anything (None), from being asked."""
+        return self.name in HIDING and (box is None or self.box in (None, box))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One verb, and what was so before and after it."""
@@ -63,22 +79,17 @@ class Outcome:
     said: Said
     before: dict[str, View]
     after: dict[str, View]
-    hidden: bool
-    """A fault was there, under which it may be said that it cannot be known."""
+    troubles: list[Trouble]
+    """The faults that were there meanwhile."""
     where: str
 
     @property
     def answered(self) -> bool:
         return not (self.said.killed or self.said.late)
 
-
-@dataclass(kw_only=True)
-class Trouble:
-    """A fault, and from when to when it lasted."""
-
-    name: str
-    began: float
-    over: float | None = None
+    def hidden(self, box: Container | None) -> bool:
+        """Whether it may be said that it cannot be known."""
+        return any(one.hides(box) for one in self.troubles)
 
 
 class Lane:
@@ -146,7 +157,8 @@ class Lane:
         return self.some_run(rng).box
 
     def new_run(self, rng: random.Random) -> Run:
-        kind, box = KINDS[rng.choice(sorted(KINDS))], self.some_container(rng)
+        [name] = rng.choices(sorted(KINDS), [3 if KINDS[name].lasting else 1 for name in sorted(KINDS)])
+        kind, box = KINDS[name], self.some_container(rng)
         with self._lock:
             self.launches += 1
             token = f"tok-{self.seed & 0xFFFF:04x}-{self.number}-{self.launches}-{rng.getrandbits(24):06x}"
@@ -190,20 +202,19 @@ class Lane:
     def outcome(self, laptop: Laptop, verb: Verb, before: dict[str, View], began: float) -> Outcome:
         """Waits for a verb that was typed at `began`, and looks again."""
         said = verb.wait(DEADLINE_S)
+        self.ledger.time(said.words[0], said.took_s)
         after, ended = self.look(), time.monotonic()
-        hiding = {fault.__name__ for fault in faults.HIDING}
         with self._lock:
-            hidden = any(
-                one.name in hiding and one.began <= ended and (one.over is None or one.over >= began)
-                for one in self._trouble
-            )
+            troubles = [
+                one for one in self._trouble if one.began <= ended and (one.over is None or one.over >= began)
+            ]
         ends = " (killed by SIGKILL)" if said.killed else ""
         self.tell(f"{laptop.name}: specctl {' '.join(said.words)} -> {said.code}{ends} after {said.took_s:.1f} s")
         self.ledger.count(said.words[0])
         where = self.where(said)
         for finding in manners(said.words, said.code, said.err, killed=said.killed, late=said.late):
             self.ledger.note(finding, where)
-        return Outcome(laptop=laptop, said=said, before=before, after=after, hidden=hidden, where=where)
+        return Outcome(laptop=laptop, said=said, before=before, after=after, troubles=troubles, where=where)
 
     @contextlib.contextmanager
     def fault(self, fault: faults.Fault, rng: random.Random) -> Iterator[None]:
@@ -215,6 +226,8 @@ class Lane:
         self.tell(f"fault: {name}")
         self.ledger.count(f"-{name}")
         heal = fault(self, rng)
+        if fault in faults.CONTAINER and self.chosen is not None:
+            trouble.box = self.chosen.box
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from tests.lab.chaos.oracle import Finding, Lie
@@ -24,6 +24,7 @@ class Ledger:
     """States that were held against the truth."""
     bytes: int = 0
     """Of log lines that were held against their files."""
+    slowest_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     said: list[str] = field(default_factory=list)
     """Every lie, with where to find it."""
     begun_at: float = field(default_factory=time.monotonic)
@@ -36,6 +37,10 @@ class Ledger:
     def count_unknown(self) -> None:
         with self._lock:
             self.unknown += 1
+
+    def time(self, verb: str, took_s: float) -> None:
+        with self._lock:
+            self.slowest_s[verb] = max(took_s, self.slowest_s[verb])
 
     def judge(self, state: str) -> None:
         with self._lock:
@@ -64,7 +69,7 @@ class Ledger:
             f"| (said to be unknown, while something was broken) | {self.unknown} |",
             "",
             f"{sum(count for _, count in verbs):,} verbs in {minutes:.0f} minutes: "
-            + ", ".join(f"{count:,} {name}" for name, count in verbs),
+            + ", ".join(f"{count:,} {name} (at most {self.slowest_s[name]:.0f} s)" for name, count in verbs),
             "",
             f"{sum(count for _, count in faults):,} faults: "
             + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in faults),

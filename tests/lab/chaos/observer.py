@@ -18,6 +18,8 @@ from tests.lab.chaos.kinds import TOKEN
 from tests.lab.lab import Lab
 
 WORKDIR = "/root/w"
+AGENT = b"find or install the agent"
+"""Words of what a verb has run in the container."""
 SUPERVISOR = re.compile(rb"orchestrator\.agent\.supervise.*/runs/([a-z0-9-]+)'")
 
 
@@ -31,6 +33,8 @@ class Process:
     token: str | None
     supervises: str | None
     """The run that it is the supervisor of."""
+    agent: bool
+    """It answers for the container, or carries out a stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,5 +201,5 @@ def read_process(pid: int) -> Process | None:
     return Process(
         pid=pid, inner=int(inner[1]), name=head.partition("(")[2],
         token=token[0].decode() if token and not supervises else None,
-        supervises=supervises[1].decode() if supervises else None,
+        supervises=supervises[1].decode() if supervises else None, agent=AGENT in command,
     )  # fmt: skip

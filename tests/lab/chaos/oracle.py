@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from tests.lab.chaos.kinds import KINDS, TOKEN, Kind
-from tests.lab.chaos.observer import Truth
+from tests.lab.chaos.observer import Process, Truth
 
 ALIVE = frozenset({"RUNNING", "STARTING", "DEGRADED", "STALLED", "STOPPING"})
 DEAD = frozenset({"SUCCEEDED", "FAILED", "KILLED", "STOPPED", "NEVER_STARTED", "LOST"})
@@ -34,6 +34,7 @@ class Lie(Enum):
     LOST_BYTES = "bytes lost, or shown twice"
     DOUBLE_START = "double starts"
     ORPHAN = 'orphans after "stopped"'
+    LEFT_BEHIND = "left in the container by specctl"
     LATE = "past their deadline"
     CRASH = "tracebacks, unknown exit codes"
     WRONG_CODE = "wrong exit codes"
@@ -140,6 +141,14 @@ def launched(verified: bool, said: str | None, case: Case, *, undisturbed: bool)
         yield Finding(lie=Lie.FALSE_ALIVE, text=f"{where} is verified, but nothing has begun")
     if not verified and undisturbed and case.story.kind.lasting and case.after.alive and not case.story.deeds:
         yield Finding(lie=Lie.WRONG_CODE, text=f"{where} is not verified ({said}), but it lives and nothing was wrong")
+
+
+def left_behind(processes: list[Process]) -> Iterator[Finding]:
+    """Of what is in a container in which no run lives, and of which nobody has asked anything for a while."""
+    for process in processes:
+        if process.agent or process.supervises:
+            what = f"the supervisor of {process.supervises}" if process.supervises else "an agent"
+            yield Finding(lie=Lie.LEFT_BEHIND, text=f"{what} lives, process {process.inner} ({process.name})")
 
 
 def started_once(token: str, starts: int, run_ids: list[str]) -> Iterator[Finding]:

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.chaos import faults, oracle
-from tests.lab.chaos.lane import Lane, Outcome, Run
+from tests.lab.chaos.lane import Container, Lane, Outcome, Run
 from tests.lab.chaos.laptop import Laptop
 from tests.lab.chaos.observer import Truth
 from tests.lab.chaos.oracle import NOT_WELL, Case, Finding, Lie
 from tests.lab.chaos.pool import Verb
 
 GRACE_S = "1"
+LEAVES_S = 90.0
+"""How long what a verb has run in the container may outlive the verb that was killed: its deadline there."""
 EPISODES = 6
 """Launches between two audits."""
 Meanwhile = Callable[[Verb], None] | None
@@ -159,7 +161,7 @@ class Actor:
             case = self._case(run, outcome)
             verified = bool(answer.get("verified"))
             state = answer.get("state")
-            undisturbed = not outcome.hidden and not lane.disk_was_full(run.box)
+            undisturbed = not outcome.hidden(run.box) and not lane.disk_was_full(run.box)
             if state is not None:
                 why = str((answer.get("error") or {}).get("message", ""))
                 why = why.removeprefix(f"{state}: ") if not verified else ""
@@ -171,7 +173,7 @@ class Actor:
                 if undisturbed and not run.story.deeds:
                     findings += oracle.code(said.words, said.code, {0, 1})
             findings += oracle.code(said.words, said.code, wanted)
-            self._known(outcome, findings)
+            self._known(outcome, findings, run.box)
         self._once(run, outcome)
 
     def _why(self, run: Run, outcome: Outcome, state: str, why: str) -> str:
@@ -209,7 +211,7 @@ class Actor:
         unknown = bool(silent) or "UNREACHABLE" in states
         bad = named is not None and bool(states & NOT_WELL)
         findings += oracle.code(outcome.said.words, outcome.said.code, {3 if unknown else 1 if bad else 0})
-        self._known(outcome, findings)
+        self._known(outcome, findings, None if named is None else self._place(named, outcome))
 
     def ls(self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None) -> None:
         laptop = laptop or self.lane.some_laptop(rng)
@@ -241,7 +243,7 @@ class Actor:
         row = answer["run"]
         findings += self._states(outcome, [(row["run_id"], row["state"], row["why"])])
         findings += oracle.code(outcome.said.words, outcome.said.code, {3 if row["state"] == "UNREACHABLE" else 0})
-        self._known(outcome, findings)
+        self._known(outcome, findings, self._place(run, outcome))
 
     def stop(self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None) -> None:
         self.stop_run(self.lane.some_run(rng), rng, meanwhile, laptop)
@@ -267,7 +269,7 @@ class Actor:
         findings += self._state(answer["state"], answer["why"], case)
         live = answer["state"] in oracle.ALIVE
         findings += oracle.code(outcome.said.words, code, {1 if answer["remaining"] or live else 0})
-        self._known(outcome, findings)
+        self._known(outcome, findings, self._place(run, outcome))
 
     # --- logs -------------------------------------------------------------------------------------------------------
 
@@ -315,7 +317,7 @@ class Actor:
             self.lane.ledger.count_unknown()  # nothing shows whose what is left of the log is
             self.lane.note(findings, outcome.where)
             return
-        self._known(outcome, findings)
+        self._known(outcome, findings, self._place(run, outcome))
 
     def _lines(self, run: Run, how: list[str], shown: bytes, case: Case) -> list[Finding]:
         before, after, what = case.before, case.after, f"{' '.join(['logs', *how])} of {run.token}"
@@ -370,7 +372,7 @@ class Actor:
             self.lane.ledger.count_unknown()
             self.lane.note(findings, outcome.where)
             return
-        self._known(outcome, findings)
+        self._known(outcome, findings, self._place(run, outcome))
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -388,7 +390,7 @@ class Actor:
             findings.append(Finding(lie=Lie.LOST_BYTES, text=f"{name} was pushed and verified, and is another there"))
         there.unlink(missing_ok=True)
         if outcome.answered:
-            self._known(outcome, findings)
+            self._known(outcome, findings, box)
 
     def pull(self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None) -> None:
         lane, run = self.lane, self.lane.some_run(rng)
@@ -409,7 +411,7 @@ class Actor:
         if outcome.answered:
             if outcome.said.code == 4:
                 findings += oracle.exists(False, Case(before=before, after=after, story=run.story))
-            self._known(outcome, findings)
+            self._known(outcome, findings, self._place(run, outcome))
 
     def prune(self, rng: random.Random, meanwhile: Meanwhile = None, laptop: Laptop | None = None) -> None:
         how = ["--runs", "--older-than", "20s"] if rng.random() < 0.5 else []
@@ -456,12 +458,22 @@ class Actor:
         outcome = lane.verb(rng.choice(lane.laptops), "prune", "--runs", "--older-than", "0s", "--yes", "--json")
         self._known(outcome, [])
         lane.wire.cut()
+        give_up_at = time.monotonic() + LEAVES_S
+        while (left := self._left_behind()) and time.monotonic() < give_up_at:
+            time.sleep(0.2)
+        lane.note(left, "\n  ".join(lane.lines))
         for run in lane.runs:
             view = run.box.observer.look()
             if not view.run_ids(run.token) and not view.alive(run.token):
                 run.box.observer.forget(run.token)
         lane.runs = [run for run in lane.runs if run.box.observer.look().run_ids(run.token)]
         lane.recent.clear()
+
+    def _left_behind(self) -> list[Finding]:
+        return [
+            finding for view in self.lane.look().values() if not any(view.alive(run.token) for run in self.lane.runs)
+            for finding in oracle.left_behind(view.processes)
+        ]  # fmt: skip
 
     # --- before the oracle ------------------------------------------------------------------------------------------
 
@@ -502,12 +514,17 @@ class Actor:
         findings += oracle.code(outcome.said.words, outcome.said.code, {int(answer["exit_code"])})
         if outcome.said.code == 4 and run is not None:
             findings += oracle.exists(False, self._case(run, outcome))
-        self._known(outcome, findings)
+        self._known(outcome, findings, None if run is None else self._place(run, outcome))
 
-    def _known(self, outcome: Outcome, findings: list[Finding]) -> None:
+    def _place(self, run: Run, outcome: Outcome) -> Container | None:
+        """The only container that need answer for a run, as long as it is there: else each is asked for it."""
+        case = self._case(run, outcome)
+        return run.box if case.before.run_id and case.after.run_id else None
+
+    def _known(self, outcome: Outcome, findings: list[Finding], box: Container | None = None) -> None:
         """Notes what was found; to say that it cannot be known is true only while something hides it."""
         if outcome.said.code == 3:
-            if outcome.hidden:
+            if outcome.hidden(box):
                 self.lane.ledger.count_unknown()
             else:
                 words = " ".join(outcome.said.words)
