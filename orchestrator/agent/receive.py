@@ -130,7 +130,8 @@ def place(call: Call) -> dict[str, Any]:
             "choose another place, or set `user:` of this target in hosts.yaml",
         )  # fmt: skip
     there = os.path.lexists(part_of(root)) or os.path.lexists(root)
-    return {"root": text, "there": there, "free": free}
+    disk = space.disk_of(decoded(above))
+    return {"root": text, "there": there, "free": free, "disk": disk.words if disk else f"{free:,} are free"}
 
 
 def _refuse_foreign(root: bytes, given: str, name: str, names: set[str]) -> None:

@@ -73,6 +73,8 @@ class _Place:
     root: str
     there: bool
     free: int
+    disk: str
+    """Which disk has so much room, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +119,8 @@ def run(fleet: Fleet, name: str, source: Path, destination: str, watcher: Watche
     have = sum(claims[index].have for index in list(claims) if outgoing.check(index))
     if tree.bytes - have > place.free:
         raise PreflightError(
-            f"{shown(place.root)} has too little room: {tree.bytes - have:,} bytes are to be sent, and {place.free:,} "
-            "are free there", target=target.name, hint="make room there, or push to another disk",
+            f"{shown(place.root)} has too little room: {tree.bytes - have:,} bytes are to be sent, and {place.disk}",
+            target=target.name, hint="make room there, or push to another disk",
         )  # fmt: skip
 
     def payload() -> Iterator[bytes]:
