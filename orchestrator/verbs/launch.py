@@ -246,7 +246,7 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
             result.why = f"somebody is stopping it: {verdict.why}"
             return
         over = verdict.state == "STOPPING"  # it has ended, and its record is about to say how
-        proven = rung == "step" if plan.until == "step" else probe.program is not None and "process" in seen
+        proven = RUNGS.index(rung) >= RUNGS.index(plan.until)  # whoever of the run lives: it may have left its first
         if proven and not over:
             if proven_since is None:
                 proven_since = now

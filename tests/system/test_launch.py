@@ -106,6 +106,12 @@ def test_a_failing_grandchild_fails_the_run_that_left_it_behind(specctl: Specctl
     assert row["state"] == "FAILED" and "9" in row["why"]
 
 
+def test_a_run_whose_started_program_has_left_another_behind_is_a_process_that_lives(specctl: Specctl) -> None:
+    done = specctl.launch("--until", "process", "--timeout", "30", "--", "sh", "-c", "sleep 600 & exit 0")
+    assert done.code == 0 and done.json["verified"], done.out
+    assert specctl.status(done.json["run_id"])["state"] == "STARTING"
+
+
 def test_the_repeated_start_of_a_run_adopts_it_and_never_doubles_it(specctl: Specctl) -> None:
     run_id = specctl.launch("--", PYTHON, specctl.program("steps.py")).json["run_id"]
     code = """
