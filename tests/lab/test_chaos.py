@@ -109,7 +109,8 @@ def test_a_stop_that_leaves_something_alive_leaves_an_orphan_and_so_does_one_tha
 
 def test_a_launch_that_is_verified_has_begun_and_one_that_lives_is_verified() -> None:
     assert lies(oracle.launched(True, None, case(NOT_YET, NOT_YET), undisturbed=True)) == [Lie.FALSE_ALIVE]
-    assert lies(oracle.launched(False, "FAILED", case(NOT_YET, LIVES), undisturbed=True)) == [Lie.WRONG_CODE]
+    assert lies(oracle.launched(False, "FAILED", case(NOT_YET, LIVES, "deaf"), undisturbed=True)) == [Lie.WRONG_CODE]
+    assert not lies(oracle.launched(False, "FAILED", case(NOT_YET, LIVES, "exit3"), undisturbed=True))
     assert not lies(oracle.launched(False, "LOST", case(NOT_YET, LIVES), undisturbed=False))
     assert not lies(oracle.launched(True, None, case(NOT_YET, LIVES), undisturbed=True))
 

@@ -56,7 +56,7 @@ def daemon() -> None:
     os.setsid()
     if os.fork():
         os._exit(0)
-    steps(15)
+    steps(40)
     witness("end")
     os._exit(9)
 
@@ -64,7 +64,7 @@ def daemon() -> None:
 def two_logs() -> None:
     log = os.open("own.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     begun, step = time.monotonic(), 0
-    while time.monotonic() < begun + 15:
+    while time.monotonic() < begun + 40:
         step += 1
         say(f"mine {step}")
         write(log, f"{token} own step={step} loss=1.0 tok/s=5\n")
@@ -101,7 +101,7 @@ def main() -> None:
             write(1, "".join(f"{token} {at} a burst of words\n" for at in range(block, block + 100)))
         end(0)
     elif kind == "silent":
-        time.sleep(12)
+        time.sleep(40)
         end(0)
     elif kind == "daemon":
         daemon()

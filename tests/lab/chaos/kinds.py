@@ -17,7 +17,7 @@ class Kind:
     state: str
     said: str = ""
     lasting: bool = False
-    """Lives long enough for any launch to see it."""
+    """Lives for 40 s, long enough for any launch to see it."""
     whole_lines: bool = True
     """Every line of it carries the token; a traceback's do not."""
     steps: bool = False
@@ -32,7 +32,7 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name="steps", state="SUCCEEDED", said="exit code 0", lasting=True, steps=True),
+        Kind(name="steps", state="SUCCEEDED", said="exit code 0", steps=True),
         Kind(name="endless", state="SUCCEEDED", said="exit code 0", lasting=True, steps=True),
         Kind(name="deaf", state="SUCCEEDED", said="exit code 0", lasting=True, steps=True),
         Kind(name="daemon", state="FAILED", said="exit code 9", lasting=True, steps=True),

@@ -139,8 +139,8 @@ def launched(verified: bool, said: str | None, case: Case, *, undisturbed: bool)
     where = f"launch of {case.after.token} ({case.story.kind.name})"
     if verified and not case.after.started:
         yield Finding(lie=Lie.FALSE_ALIVE, text=f"{where} is verified, but nothing has begun")
-    if not verified and undisturbed and case.story.kind.lasting and case.after.alive and not case.story.deeds:
-        yield Finding(lie=Lie.WRONG_CODE, text=f"{where} is not verified ({said}), but it lives and nothing was wrong")
+    if not verified and undisturbed and case.story.kind.lasting and case.after.starts and not case.story.deeds:
+        yield Finding(lie=Lie.WRONG_CODE, text=f"{where} is not verified ({said}), but it lived and nothing was wrong")
 
 
 def left_behind(processes: list[Process]) -> Iterator[Finding]:
