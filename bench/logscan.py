@@ -54,7 +54,7 @@ def make(line: Callable[[random.Random, int], str], size: int) -> bytes:
 
 
 def scan(data: bytes) -> None:
-    scanner = Scanner()
+    scanner = Scanner(sample=True)
     for at in range(0, len(data), CHUNK_BYTES):
         scanner.feed(data[at : at + CHUNK_BYTES], float(at))
     scanner.finish(0.0)

@@ -58,7 +58,7 @@ NUMBER = (
 )
 TOKENS_PER_SECOND = r"tok(?:en)?s?(?:/s(?:ec(?:ond)?)?|_s|[_ ]per[_ ]s(?:ec(?:ond)?)?)(?:(?:/|_per_)(?:gpu|device))?"
 FIGURE = re.compile(
-    r"(?<![\w/.\-])(?:train(?:ing)?[/_. ])?(?:"
+    r"(?<![\w/.\-])(?=[a-z])(?:train(?:ing)?[/_. ])?(?:"
     r"(?P<step>(?:global[_ ]|optimizer[_ ])?step|iteration|iter)"
     r"|(?P<weak>(?:global[_ ])?steps|it|(?:num_)?updates?|batch)"
     rf"|(?P<tok_s>{TOKENS_PER_SECOND}|tps|tgs|wps)"
@@ -82,6 +82,7 @@ POSITION_WORDS = ("", "train", "training", "batch", "it", "iter", "update")
 BAR = re.compile(r"(?P<name>[^\r]*?)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[")
 """A frame of tqdm's: `Epoch 3:  23%|##3       | 120/500 [00:12<00:40,  9.55it/s, loss=2.31]`."""
 BARE_FRAME = re.compile(r"\s*\d{1,3}%\|[^|]*\|\s*(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[[\d:<?, .]*(?:it/s|s/it)\]\s*")
+"""A frame that says nothing else."""
 BAR_OF_STEPS = re.compile(r"(?:train(?:ing)?|steps?|(?:train(?:ing)? )?epoch\b[^|]{0,40})\s*:?\s*$", re.IGNORECASE)
 
 PHASE = re.compile(
@@ -107,7 +108,9 @@ class Reading:
     """(position, total) of a nameless progress bar, which may be the training's."""
     fields: dict[str, str] = field(default_factory=dict)
     spans: list[tuple[str, int, int]] | None = None
-    """(name, start, end) of each figure, where every one stands behind its own name; else None."""
+    """(name, start, end) of each figure, where every one stands behind its own name, or is a bar's; else None."""
+    drawn: tuple[int, int] | None = None
+    """From where to where the drawing of a bar stands whose position is the step: `  23%|##3       | `."""
 
 
 def number(text: str) -> float:
@@ -222,7 +225,7 @@ def _figures(line: str, reading: Reading, found: _Found) -> None:
             spans.append((name, match.start("value"), match.end("scale" if match["scale"] else "value")))
             found.others = True
         found.first = min(found.first, match.start())
-    if reading.tok_s is None:
+    if reading.tok_s is None and "tok" in line.lower():
         ahead = FIGURE_FIRST.search(line)
         if ahead:
             reading.tok_s = number(ahead["value"])
@@ -230,33 +233,42 @@ def _figures(line: str, reading: Reading, found: _Found) -> None:
     found.figures = reading.tok_s is not None or reading.loss is not None
     found.others = found.others or found.figures
     if reading.step is None:
-        _place(line, reading, found, weak)
+        _place(line, reading, found, weak, spans)
     elif "%|" not in line:
         reading.spans = spans
 
 
-def _place(line: str, reading: Reading, found: _Found, weak: int | None) -> None:
+def _place(
+    line: str, reading: Reading, found: _Found, weak: int | None, spans: list[tuple[str, int, int]]
+) -> None:
     """The step of a line that has no word for it: a bar's, a weak word's or a position's."""
     bar = BAR.search(line) if "%|" in line else None
     if bar:
         name, position = line[front_end(line) : bar.start("percent")], (int(bar["n"]), int(bar["total"]))
         if found.figures or BAR_OF_STEPS.search(name):
             reading.step = position[0]
+            reading.spans, reading.drawn = [*spans, ("step", *bar.span("n"))], (bar.start("percent"), bar.start("n"))
             found.others = True
         elif alone(line, bar.start("percent")):
             reading.bar = position
     elif found.figures:
-        reading.step = weak if weak is not None else _position(line)
+        places = _positions(line)
+        reading.step = weak if weak is not None else _position(places)
+        if weak is None and not places and "%|" not in line:
+            reading.spans = spans
 
 
-def _position(line: str) -> int | None:
+def _positions(line: str) -> list[re.Match[str]]:
     """`[12/1000]` anywhere, or `12/1000` in front; not of an epoch, and no date."""
+    if "/" not in line:
+        return []
     places = [place for place in POSITION.finditer(line) if place["word"].lower() in POSITION_WORDS]
     front = POSITION_IN_FRONT.match(line, front_end(line))
-    for place in [front, *places] if front else places:
-        if 2 <= int(place["total"]) >= int(place["n"]):
-            return int(place["n"])
-    return None
+    return [front, *places] if front else places
+
+
+def _position(places: list[re.Match[str]]) -> int | None:
+    return next((int(one["n"]) for one in places if 2 <= int(one["total"]) >= int(one["n"])), None)
 
 
 def _whole(text: str) -> int | None:

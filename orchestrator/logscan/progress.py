@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from orchestrator.model import Finding, LogSummary, OpenFinding, ScanState, Work
 
 if TYPE_CHECKING:
     from orchestrator.logscan.grammar import Reading
+    from orchestrator.logscan.templates import Row
 
 WARM_UP_FIGURES = 2
 RECENT = 32
@@ -72,12 +73,7 @@ class Progress:
             self._phase, self._phase_at = reading.phase, now
             events.append(PhaseEvent(phase=reading.phase, fields=reading.fields, offset=offset))
         if reading.step is not None:
-            events.append(
-                StepEvent(
-                    step=reading.step, worker=reading.worker, loss=reading.loss, tok_s=reading.tok_s, lr=reading.lr,
-                    grad_norm=reading.grad_norm, offset=offset,
-                )
-            )  # fmt: skip
+            events.append(step_event(reading, offset))
             self._tail.clear()
             if self.first_step_offset is None:
                 self.first_step_offset = offset
@@ -91,6 +87,123 @@ class Progress:
             self._read_whole_run(reading, now)
         return events
 
+    def read_alike(
+        self, rows: Sequence[Row], columns: Sequence[int | None], newest: Mapping[bytes, int], now: float
+    ) -> bool:
+        """Counts in step lines of one form, as `read` would one by one, if what they say is nothing new: lines of the
+        whole run after earlier ones, or of workers that live. Else False, and nothing is counted. `newest`: the last
+        row of each worker."""
+        at_step, at_tok_s, at_loss, _, _, at_worker = columns
+        if at_step is None:
+            return False
+        if at_worker is None:
+            if not self._whole_run or self._step is None:
+                return False
+            self._rows_of_the_run(rows, at_step, at_tok_s, at_loss, now)
+        else:
+            living = {}
+            for name in newest:
+                worker = self._workers.get(name.decode("ascii"))
+                if worker is None or worker.step is None or worker.died_at is not None:
+                    return False
+                living[name] = worker
+            if self._step is None:
+                return False
+            self._rows_of_workers(rows, (at_step, at_tok_s, at_loss, at_worker), living, newest, now)
+        self._tail.clear()
+        self._tok_s_printed = self._tok_s_printed or at_tok_s is not None
+        return True
+
+    def read_frames(self, rows: Sequence[Row]) -> bool:
+        """Counts in frames of bars without a name, if they are no steps; else False, and nothing is counted."""
+        if self._bar_total is not None and any(int(total) == self._bar_total for _, total, *_ in rows):
+            return False
+        self._stands_at(int(rows[-1][0]), int(rows[-1][1]))
+        return True
+
+    def _rows_of_the_run(
+        self, rows: Sequence[Row], at_step: int, at_tok_s: int | None, at_loss: int | None, now: float
+    ) -> None:
+        before, changed, advanced = self._step, False, 0
+        assert before is not None
+        for row in rows:
+            step = int(row[at_step])
+            if step != before:
+                changed = True
+                advanced += step > before
+                before = step
+        self._step = before
+        if changed:
+            self._step_at = now
+        self._advanced(now, advanced)
+        if at_loss is not None:
+            self._loss = float(rows[-1][at_loss])
+        if at_tok_s is not None:
+            left_out = max(0, len(rows) - RECENT)
+            self._tok_s_figures += left_out  # of which none stays in the end
+            for row in rows[left_out:]:
+                self._figure(float(row[at_tok_s]))
+            self._tok_s = float(rows[-1][at_tok_s])
+
+    def _rows_of_workers(
+        self, rows: Sequence[Row], columns: tuple[int, int | None, int | None, int], workers: Mapping[bytes, _Worker],
+        newest: Mapping[bytes, int], now: float,
+    ) -> None:  # fmt: skip
+        at_step, at_tok_s, at_loss, at_worker = columns
+        advances = self._move(rows, at_step, at_worker, workers, now)
+        if not self._whole_run:
+            # The sums of all workers at the last advances: those before are in no median any more.
+            self._advanced(now, len(advances))
+            recent = advances[-RECENT:]
+            start = recent[0] if recent else len(rows)
+            if at_tok_s is not None:
+                for name, index in {row[at_worker]: index for index, row in enumerate(rows[:start])}.items():
+                    workers[name].tok_s = float(rows[index][at_tok_s])
+            for index in range(start, len(rows)):
+                if at_tok_s is not None:
+                    workers[rows[index][at_worker]].tok_s = float(rows[index][at_tok_s])
+                if recent and index == recent[0]:
+                    del recent[0]
+                    self._add_up()
+                    if self._tok_s is not None:
+                        self._tok_s_figures += max(0, len(advances) - RECENT) * (index == start)
+                        self._figure(self._tok_s)
+        for name, index in newest.items():
+            if at_tok_s is not None:
+                workers[name].tok_s = float(rows[index][at_tok_s])
+            if at_loss is not None:
+                workers[name].loss = float(rows[index][at_loss])
+        if not self._whole_run:
+            self._add_up()
+
+    def _move(
+        self, rows: Sequence[Row], at_step: int, at_worker: int, workers: Mapping[bytes, _Worker], now: float
+    ) -> list[int]:
+        """Sets the steps of these workers; at which rows the step of the last worker advanced."""
+        steps = {name: worker.step for name, worker in workers.items() if worker.step is not None}
+        mine = {worker.name for worker in workers.values()}
+        others = [
+            one.step for one in self._workers.values()
+            if one.step is not None and one.died_at is None and one.name not in mine
+        ]  # fmt: skip
+        floor = min(others, default=1 << 62)
+        least, moved, advances = min(floor, *steps.values()), set(), []
+        for index, row in enumerate(rows):
+            name = row[at_worker]
+            step, old = int(row[at_step]), steps[name]
+            if step == old:
+                continue
+            steps[name] = step
+            moved.add(name)
+            if old == least or step < least:
+                before, least = least, min(floor, *steps.values())
+                if least > before:
+                    advances.append(index)
+        for name in moved:
+            workers[name].step, workers[name].step_at = steps[name], now
+            self._step_at = now
+        return advances
+
     def _place(self, reading: Reading) -> None:
         """The step of a loss line without one is where the nameless bar stands; the bar's frames are steps from then
         on. A finished bar is somebody else's: of the loading, say."""
@@ -99,9 +212,12 @@ class Progress:
                 reading.step, self._bar_total = self._bar
         else:
             position, total = reading.bar
-            self._bar = [position, total] if position < total else []
+            self._stands_at(position, total)
             if total == self._bar_total:
                 reading.step = position
+
+    def _stands_at(self, position: int, total: int) -> None:
+        self._bar = [position, total] if position < total else []
 
     def _known(self, reading: Reading, events: list[Event]) -> _Worker | None:
         """The line's worker, made known and, when it steps, alive."""
@@ -174,16 +290,18 @@ class Progress:
         self._tok_s = _newer(tok_s, None) if rates else None
         self._loss = _newer(loss / losses, None) if losses else None
 
-    def _advanced(self, now: float) -> None:
-        self._steps_seen += 1
+    def _advanced(self, now: float, times: int = 1) -> None:
+        if not times:
+            return
+        self._steps_seen += times
         if self._advance_at is None or now < self._advance_at:
-            self._advance_at, self._advance_burst = now, 1
+            self._advance_at, self._advance_burst = now, times
         elif now == self._advance_at:
-            self._advance_burst += 1  # several were read at once: the next interval is shared out among them
+            self._advance_burst += times  # several were read at once: the next interval is shared out among them
         else:
             self._recent_intervals_s.append((now - self._advance_at) / self._advance_burst)
             del self._recent_intervals_s[:-RECENT]
-            self._advance_at, self._advance_burst = now, 1
+            self._advance_at, self._advance_burst = now, times
 
     def _figure(self, tok_s: float) -> None:
         self._tok_s_figures += 1
@@ -243,6 +361,14 @@ class Progress:
                 bar=list(self._bar), bar_total=self._bar_total,
             ),
         )  # fmt: skip
+
+
+def step_event(reading: Reading, offset: int) -> StepEvent:
+    assert reading.step is not None
+    return StepEvent(
+        step=reading.step, worker=reading.worker, loss=reading.loss, tok_s=reading.tok_s, lr=reading.lr,
+        grad_norm=reading.grad_norm, offset=offset,
+    )  # fmt: skip
 
 
 def settled(summary: LogSummary) -> LogSummary:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.logscan.clean import Block, clean_lines, join_ends, scrub
 from orchestrator.logscan.events import Event
 from orchestrator.logscan.grammar import GATE, Grammar
-from orchestrator.logscan.progress import Progress
+from orchestrator.logscan.progress import Progress, step_event
 from orchestrator.logscan.reader import MARK, SHM, Complete, Reader
 from orchestrator.logscan.shapes import Shapes
-from orchestrator.logscan.templates import Templates
+from orchestrator.logscan.templates import FRAME, Row, Template, Templates
 from orchestrator.logscan.tracebacks import Tracebacks
 from orchestrator.model import LogSummary, OpenFinding, ScanState
 
 LINE_LIMIT = 128 << 10
 """Of a longer line only the head and the tail are read, half of this each."""
+FEW, SAMPLES = 4, 4
+"""More lines of one form than FEW are read together; of these so many, times the workers, are sampled."""
 HINT_BYTES = 64 << 10
 """How far before a traceback a line about shared memory explains it."""
 
@@ -37,9 +39,11 @@ class Scanner:
         patterns: Mapping[str, str] | None = None,
         base_offset: int = 0,
         every: bool = False,
+        sample: bool = False,
     ) -> None:
         """`base_offset`: where in the file the first byte fed stands (a summary says so itself). `every`: an exception
-        that repeats is an event each time.
+        that repeats is an event each time. `sample`: of many step lines of one form that are read at once some are
+        events: evenly spread ones, and the newest of each worker. The summary counts all of them in any case.
 
         Raises ValueError, naming it, for a pattern that is no regular expression with one group.
         """
@@ -53,6 +57,7 @@ class Scanner:
         self._shm_at = start.scan.shm_hint_offset
         self._shapes = Shapes(start.scan.shapes)
         self._templates = Templates()
+        self._sample = sample
         self._now = 0.0
         self._offset = start.offset
         """Raw offset of the open line."""
@@ -187,19 +192,58 @@ class Scanner:
 
     def _alike(self, block: Block, position: int, events: list[Event]) -> int:
         """Reads the lines from `position` on that look like earlier step lines; returns where it stopped."""
-        data, now, read, known = block.data, self._now, self._progress.read, self._templates.known
-        shift = block.offset if block.verbatim else None
+        data, known = block.data, self._templates.known
         hit = True
         while hit:
             hit = False
             for template in known:
-                found = template.read(data, position)
-                if found is not None:
-                    offset = position + shift if shift is not None else block.raw_offset(position)
-                    events += read(found[0], offset, now)
-                    position, hit = found[1], True
+                end = template.end(data, position)
+                if end >= 0:
+                    rows = template.rows(data, position, end)
+                    if template is FRAME and self._progress.read_frames(rows):
+                        pass
+                    elif not self._together(template, rows, block, position, events):
+                        self._one_by_one(template, rows, block, position, events)
+                    position, hit = end, True
                     break
         return position
+
+    def _together(
+        self, template: Template, rows: list[Row], block: Block, position: int, events: list[Event]
+    ) -> bool:
+        """Reads lines of one form that say nothing new; False if they do."""
+        if len(rows) < FEW:
+            return False
+        at_worker = template.columns[-1]
+        newest = {row[at_worker] if at_worker is not None else b"": at for at, row in enumerate(rows)}
+        if not self._progress.read_alike(rows, template.columns, newest, self._now):
+            return False
+        self._tell(template, rows, newest, block, position, events)
+        return True
+
+    def _one_by_one(
+        self, template: Template, rows: list[Row], block: Block, position: int, events: list[Event]
+    ) -> None:
+        for row in rows:
+            events += self._progress.read(template.reading(row), block.raw_offset(position), self._now)
+            position = block.data.find(b"\n", position) + 1
+
+    def _tell(
+        self, template: Template, rows: list[Row], newest: Mapping[bytes, int], block: Block, position: int,
+        events: list[Event],
+    ) -> None:  # fmt: skip
+        """Events of lines that have been counted in: of all, or a sample."""
+        told: Iterable[int] = range(len(rows))
+        if self._sample:
+            spread = range(0, len(rows), len(rows) // SAMPLES)
+            told = {start + index for start in spread for index in range(len(newest)) if start + index < len(rows)}
+            told = sorted(told.union(newest.values()))
+        number, end = 0, position
+        for index in told:
+            while number <= index:
+                position, end = end, block.data.find(b"\n", end) + 1
+                number += 1
+            events.append(step_event(template.reading(rows[index]), block.raw_offset(position)))
 
     def _line(
         self, block: Block, start: int, stop: int, lowered: bytes, replay: bool, events: list[Event]
@@ -234,15 +278,15 @@ class Scanner:
     ) -> None:  # fmt: skip
         """One line of one thread. `again`: its figures have been counted before. `gated`: it may say something."""
         reading = self._grammar.read(text) if gated else None
-        if reading is not None and reading.step is not None:
-            if reading.worker is not None:
-                self._tracebacks.close(reading.worker)
-                self._emit_findings(events)
-            if not (mark or self._tracebacks.open):
-                if self._shapes.learn(text):
-                    self._templates.forget()
-                if not again and not self._grammar.patterns:
-                    self._templates.learn(text, reading)
+        if reading is not None and reading.step is not None and reading.worker is not None:
+            self._tracebacks.close(reading.worker)
+            self._emit_findings(events)
+        if reading is not None and not (mark or self._tracebacks.open):
+            # A bar is drawn anew in every frame: it would leave no room for the shapes of lines.
+            if reading.step is not None and reading.drawn is None and self._shapes.learn(text):
+                self._templates.forget()
+            if not again and not self._grammar.patterns:
+                self._templates.learn(text, reading)
         if (mark or self._tracebacks.open) and self._tracebacks.take(text, offset, figures=reading is not None):
             # Another thread's line may have been cut short by a traceback: what stands before it still counts.
             reading = self._grammar.read(text[: mark.start()]) if mark else None

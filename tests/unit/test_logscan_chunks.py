@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.logscan import Cleaner, OffsetMap, Scanner
+from orchestrator.logscan import Cleaner, OffsetMap, Scanner, StepEvent
 from orchestrator.model import LogSummary, from_json, to_json
 
 FRAGMENTS = [
@@ -126,6 +126,54 @@ def test_lines_that_look_alike_are_read_as_if_each_were_the_first(forms, data):
         summary = scanner.summary()
     if summary is not None:
         assert (words(events), summary) == scan(b"".join(lines), [])
+
+
+ALIKE = [
+    "step={step} loss={loss} tok/s={rate}", "step={step} worker=drafter-{worker} loss={loss} tok/s={rate}",
+    "[rank{worker}] step {step} | loss {loss} | {rate} tok/s", '{{"step": {step}, "loss": {loss}, "lr": {rate}}}',
+    "2026-11-29 14:00:0{worker},123 INFO step:   {step} | loss   {loss} |  {rate} ms",
+    "{{'loss': {loss}, 'epoch': {rate}}}",
+    "Epoch {worker}:  {step}%|##{worker}    | {step}/500 [00:12<00:40,  {rate}it/s, loss={loss}]",
+    " {step}%|##  | {step}/25 [00:12<00:40, {rate}it/s]",
+    "Traceback (most recent call last):\n  File \"a.py\", line 3, in f\nValueError: of drafter-{worker}",
+    "Exception in thread drafter-{worker}:\nTraceback (most recent call last):\nKeyError: {step}\nstep=7",
+]
+stretches = st.lists(st.tuples(
+    st.sampled_from(ALIKE), st.integers(0, 30), st.integers(0, 3),
+    st.lists(st.tuples(
+        st.integers(-1, 2), st.integers(0, 2), st.sampled_from(["1.5", "2.25", "3", "1e-05", "2.5E+08", "1e30"]),
+        st.sampled_from(["100.0", "99.5"]),
+    ), min_size=1, max_size=40),
+), max_size=5)  # fmt: skip
+
+
+def text_of(stretch) -> bytes:
+    form, step, worker, rows = stretch
+    lines = []
+    for ahead, other, loss, rate in rows:
+        step = max(0, step + ahead)
+        lines.append(form.format(step=step, worker=worker + other, loss=loss, rate=rate) + "\n")
+    return "".join(lines).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(stretches)
+def test_step_lines_that_are_read_together_say_what_they_say_one_by_one(stretches):
+    data = b"".join(map(text_of, stretches))
+    together, alone, sampled = Scanner(), Scanner(), Scanner(sample=True)
+    events = together.feed(data, 5.0)
+    events_alone = [event for line in data.splitlines(True) for event in alone.feed(line, 5.0)]
+    some = sampled.feed(data, 5.0)
+    assert words(events) == words(events_alone)
+    assert together.summary() == alone.summary() == sampled.summary()
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    told = [event for event in some if isinstance(event, StepEvent)]
+    assert set(words(some)) <= set(words(events))
+    assert [event for event in events if not isinstance(event, StepEvent)] == [
+        event for event in some if not isinstance(event, StepEvent)
+    ]
+    newest = {event.worker: event for event in steps}
+    assert newest == {event.worker: event for event in told}
 
 
 @settings(max_examples=300, deadline=None)
