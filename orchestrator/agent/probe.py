@@ -26,7 +26,16 @@ from orchestrator.model import (
 
 
 def run(call: Call) -> None:
-    """Request: `runs` (ids; absent: all), `ended_within_s` (absent: all), `gpus` (whether to ask nvidia-smi)."""
+    """Request: `runs` (ids; absent: all), `ended_within_s` (absent: all), `gpus` (whether to ask nvidia-smi); with
+    `every_s` it looks again and again, until nobody listens or `for_s` are over."""
+    over = time.monotonic() + float(call.request.get("for_s") or 0.0)
+    while time.monotonic() < over:
+        call.emit(_seen(call))
+        time.sleep(float(call.request["every_s"]))
+    call.emit({**_seen(call), "final": True})
+
+
+def _seen(call: Call) -> dict[str, Any]:
     now = time.time()
     wanted, within_s = call.request.get("runs"), call.request.get("ended_within_s")
     if wanted is None:
@@ -36,10 +45,10 @@ def run(call: Call) -> None:
     else:
         found, older = probe(call, sorted(filter(is_run_id, wanted)), now), 0
     rows, why = gpu.rows() if call.request.get("gpus") else ([], None)
-    call.emit({
-        "final": True, "now": now, "workdir": call.paths.workdir, "older": older, "gpus": rows, "gpus_error": why,
+    return {
+        "now": now, "workdir": call.paths.workdir, "older": older, "gpus": rows, "gpus_error": why,
         "runs": [to_json(one) for one in found],
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def select(call: Call, within_s: float | None, marked: Collection[str], now: float) -> tuple[list[str], int]:
@@ -167,9 +176,9 @@ def _one(
     # Before the log is looked at: what has been read of it is never more than is there.
     logs = records.followed(paths, spec.nonce)
     log = ownlog.log_file(paths, attempt, supervisor, same_boot=same_boot is not False)
-    if log.verified and any(one.foreign is None and not 0 <= one.summary.offset <= log.size for one in logs):
-        logs = []
-    damaged = not logs and os.path.lexists(paths.scan)
+    cut = [one for one in logs if log.verified and one.foreign is None and not 0 <= one.summary.offset <= log.size]
+    logs = [FollowedLog(summary=LogSummary()) if one in cut else one for one in logs]  # the others are what they were
+    damaged = bool(cut or not logs) and os.path.lexists(paths.scan)
     if supervisor and not elsewhere and (damaged or (ended is None and not supervisor_alive)):
         from orchestrator.agent.catchup import catch_up  # it brings the whole of logscan along
 

@@ -75,6 +75,19 @@ def test_a_log_that_becomes_shared_keeps_what_it_said_while_it_was_not(specctl: 
     assert shown.out.startswith("step=1 ") and "1000000" not in shown.out and f"pid {os.getpid()} " in shown.err
 
 
+def test_a_run_whose_own_log_was_cut_after_its_end_still_has_its_other_logs(specctl: Specctl) -> None:
+    log = specctl.home / "train.log"
+    run_id = mine(specctl, log, each="print('said', n, flush=True)")
+    steps_on(specctl, run_id, 5)
+    assert specctl("stop", run_id).code == 0
+    own = specctl.run_dir(run_id) / f"{run_id}.a1.log"
+    os.truncate(own, own.stat().st_size - 10)
+    assert specctl.status(run_id)["step"]
+    shown = specctl("logs", run_id)
+    assert log.read_text() in shown.out and str(log) in shown.err
+    assert own.read_text().partition("\n")[2] in shown.out
+
+
 @pytest.mark.parametrize("program", ["import nonexistent_module", "import time; time.sleep(1000)"])
 def test_old_lines_that_tail_copies_into_the_runs_log_are_no_steps(specctl: Specctl, program: str) -> None:
     log = specctl.home / "train.log"
