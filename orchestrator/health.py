@@ -241,6 +241,8 @@ def _vanished(look: _Look) -> Verdict:
         return look.verdict(
             "NEVER_STARTED", f"its supervisor is gone and had started no program{_memory(probe.oom_kills)}"
         )  # fmt: skip
+    if probe.supervisor_alive and probe.disk is not None and probe.disk.read_only:
+        return look.verdict("LOST", "no process is left, and how it ended cannot be recorded")
     if probe.supervisor_alive:
         # Not yet FAILED or SUCCEEDED: the end of its log, and of what outlived the program, is still being read.
         return look.verdict("STOPPING", "no process is left; how it ended is being recorded")

@@ -60,7 +60,7 @@ def lacks(folder: str, wanted: int) -> str | None:
         return None
     if disk.free_bytes < wanted + SPARE_BYTES:
         return f"has too little room for {(wanted + SPARE_BYTES) / (1 << 20):.1f} MiB: {disk.words}"
-    return f"has no room: {disk.words}" if disk.read_only or disk.free_inodes == 0 else None
+    return f"has no room: {disk.words}" if disk.free_inodes == 0 else None
 
 
 def _file_system(call: Call) -> None:

@@ -56,7 +56,7 @@ def _never_started(spec: RunSpec, paths: RunPaths, why: str) -> None:
     shutil.rmtree(paths.code, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.env)
-    for record in (paths.stop, paths.stopper):
+    for record in (paths.stop, paths.stopper, paths.scan):
         files.give_back(record)
     try:
         files.claim(paths.claim, "start")
@@ -124,8 +124,8 @@ def _lay_out(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> None:
     environ = environment(call, spec, paths, bundle)
     items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
     files.write_whole(paths.env, b"\0".join(items), mode=0o600)
-    # A full disk must not keep the run from being stopped.
-    for record in (paths.stop, paths.stopper):
+    # A full disk must not keep the run from being stopped, nor from saying how far it is.
+    for record in (paths.stop, paths.stopper, paths.scan):
         files.reserve(record)
     with open(paths.stop_lock, "a"):
         pass

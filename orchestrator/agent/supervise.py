@@ -134,7 +134,7 @@ class Supervisor:
         while True:
             try:
                 self.ending.create(to_json(ending))
-                for record in (self.paths.stop, self.paths.stopper):
+                for record in (self.paths.stop, self.paths.stopper, self.paths.scan):
                     files.give_back(record)
                 break
             except OSError:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import gpu, place, proc, system, tmux
+from orchestrator.agent import gpu, place, proc, space, system, tmux
 from orchestrator.agent.main import Call, Refusal
 
 ASK_S = 20.0
@@ -46,14 +46,8 @@ def _workdir(workdir: str) -> dict[str, Any]:
     nearest = workdir
     while not os.path.lexists(nearest) and nearest != "/":
         nearest = os.path.dirname(nearest)
-    problem, free, total = None, None, None
-    try:
-        found = os.statvfs(nearest)
-        free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-        if found.f_flag & os.ST_RDONLY:
-            problem = "its file system is read-only"
-    except OSError as error:
-        problem = f"{nearest}: {error.strerror}"
+    disk = space.disk_of(nearest)
+    problem = disk.words if disk and disk.read_only else None
     if problem is None and not os.path.isdir(nearest):
         problem = f"{nearest} is not a directory"
     if problem is None and not os.access(nearest, os.W_OK | os.X_OK):
@@ -61,7 +55,8 @@ def _workdir(workdir: str) -> dict[str, Any]:
     if problem is None and (lacks := place.lacks(nearest, 0)):
         problem = f"it {lacks}"
     there = nearest == workdir
-    return {"workdir_there": there, "workdir_problem": problem, "free_bytes": free, "total_bytes": total}
+    return {"workdir_there": there, "workdir_problem": problem, "free_bytes": disk.free_bytes if disk else None,
+            "total_bytes": disk.total_bytes if disk else None}  # fmt: skip
 
 
 def _own_python(path: str | None) -> dict[str, Any] | None:
