@@ -12,6 +12,8 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.wire import DOWN, UP
+
 if TYPE_CHECKING:
     from tests.lab.chaos.lane import Container, Lane
 
@@ -31,6 +33,11 @@ def nothing() -> None:
 def link_cut(lane: Lane, rng: random.Random) -> Heal:
     lane.wire.cut()
     return nothing
+
+
+def link_cut_at_a_byte(lane: Lane, rng: random.Random) -> Heal:
+    lane.wire.at(rng.choice((UP, DOWN)), int(rng.random() ** 2 * 40_000), lane.wire.cut)
+    return lane.wire.count
 
 
 def link_refused(lane: Lane, rng: random.Random) -> Heal:
@@ -89,6 +96,16 @@ def disk_full(lane: Lane, rng: random.Random) -> Heal:
                     os.write(fd, BLOCK[:size])
     os.close(fd)
     return lambda: ballast.unlink(missing_ok=True)
+
+
+def agent_killed(lane: Lane, rng: random.Random) -> Heal:
+    """What answers there for a verb, or carries out its stop."""
+    box = lane.its_container(rng)
+    lane.befalls("agent", box)
+    for process in box.observer.look().processes:
+        if process.agent:
+            _signal(process.pid, signal.SIGKILL)
+    return nothing
 
 
 def tmux_killed(lane: Lane, rng: random.Random) -> Heal:
@@ -150,13 +167,15 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-LINK = (link_refused, sshd_killed, link_cut, link_frozen)
+LINK = (link_refused, sshd_killed, link_cut, link_frozen, link_cut_at_a_byte)
 CONTAINER = (frozen, stopped, rebooted)
 DISK = (disk_full,)
 RUN = (tmux_killed, supervisor_killed, program_killed, program_killed, program_paused, log_truncated)
 ALL: tuple[Fault, ...] = (link_refused, *CONTAINER, *DISK, *RUN, *RUN)
 """Those under which verbs are asked from the first to the last."""
-QUICK: tuple[Fault, ...] = (link_cut, link_refused, link_frozen, sshd_killed, frozen, rebooted, *DISK, *RUN)
+QUICK: tuple[Fault, ...] = (
+    *LINK, link_cut_at_a_byte, link_cut_at_a_byte, frozen, rebooted, agent_killed, agent_killed, *DISK, *RUN,
+)  # fmt: skip
 """Those that may come in the middle of a verb, and be over before it is."""
-HIDING = frozenset({*LINK, *CONTAINER})
+HIDING = frozenset({*LINK, *CONTAINER, agent_killed})
 """Those under which it may be said that it cannot be known."""

@@ -52,7 +52,7 @@ class Story:
 
     kind: Kind
     deeds: set[str] = field(default_factory=set)
-    """`stop`, `restart` (of the container), `supervisor` (killed), `disk` (full), `cut` (its log), SIGKILL ..."""
+    """`stop`, `restart` of the container, `supervisor` and `agent` killed, `disk` full, log `cut`, SIGTERM ..."""
 
     def allows(self, state: str, why: str, after: Truth) -> bool:
         """Whether the run may have ended like this."""
@@ -63,6 +63,8 @@ class Story:
         if state == "STOPPED":
             return "stop" in self.deeds
         if state == "KILLED":
+            if {"stop", "agent"} <= self.deeds and ("SIGTERM" in why or "SIGKILL" in why):
+                return True  # who stopped it was killed before it could put on record that it did
             return any(name in why for name in signals) or "restart" in self.deeds
         if state == "FAILED":  # a shell says of its child's signal what it can; a restart ends its child first
             return bool(self.kind.shell) and bool(signals or "restart" in self.deeds)
