@@ -1,4 +1,5 @@
-# Two commands: `make demo` trains a real drafter under supervision, `make test` runs every check.
+# `make demo` trains a real drafter under supervision, `make test` runs every check, `make lab` leaves a Proxmox cluster
+# with real containers running on loopback, to play in.
 #
 # TORCH is what pip is asked for, and thereby which build of torch is taken. The default is the tested version as your
 # package index has it (on Linux often a CUDA build of several GB). On a laptop, point it at PyTorch's CPU wheels:
@@ -11,7 +12,7 @@ MODEL  ?= $(HOME)/.cache/specctl/models/SmolLM2-135M-Instruct
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 TESTS  ?= tests
 
-.PHONY: demo test lint chaos pictures clean
+.PHONY: demo lab test lint chaos pictures clean
 
 demo: $(VENV)/.trainer
 	@scripts/need tmux
@@ -23,6 +24,9 @@ test: $(VENV)/.dev
 	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
 	$(MAKE) --no-print-directory lint
 	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(TESTS)
+
+lab: $(VENV)/.trainer
+	$(VENV)/bin/python lab up
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

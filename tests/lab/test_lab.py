@@ -110,15 +110,15 @@ def test_a_container_that_cannot_start_says_what_lxc_said(lab_ready: None) -> No
 
 
 def test_a_lab_that_is_down_says_how_to_start_one() -> None:
-    with pytest.raises(LabUnavailable, match=r"lab\.py up"):
+    with pytest.raises(LabUnavailable, match=r"./lab up"):
         Lab(name="never-started").inside(101, ["true"])
 
 
 def test_without_root_it_says_so_in_one_line_and_fails() -> None:
     code = (
-        "import os, sys; from tests.lab import lab\n"
+        "import os, sys; from tests.lab import play\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
-        "sys.exit(lab.main(['setup']))"
+        "sys.exit(play.main(['setup']))"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

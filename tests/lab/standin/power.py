@@ -17,6 +17,27 @@ STDERR_DIR = "/run/pve"
 PRESTART = "/usr/local/sbin/lab-prestart"
 
 
+def options_of(value):
+    """`vmbr0,name=eth0` -> {"": "vmbr0", "name": "eth0"}: Proxmox's way to write several things on one line."""
+    parts = (part.partition("=") for part in value.split(","))
+    return {name if separator else "": text if separator else name for name, separator, text in parts}
+
+
+def mount_point(value):
+    """An `mpN:` of a folder or file of the node, as LXC has it."""
+    given = options_of(value)
+    kind = "file" if os.path.isfile(given[""]) else "dir"  # noqa: PTH113
+    flags = f"rbind,create={kind}" + (",ro" if given.get("ro") == "1" else "")
+    return f"lxc.mount.entry = {given['']} {given['mp'].lstrip('/')} none {flags} 0 0"
+
+
+def network(number, value):
+    given = options_of(value)
+    facts = {"type": "veth", "link": given["bridge"], "name": given["name"], "flags": "up"}
+    facts.update({"ipv4.address": given["ip"]} if "ip" in given else {})
+    return [f"lxc.net.{number}.{key} = {text}" for key, text in facts.items()]
+
+
 def write_lxc_config(vmid, conf):
     os.makedirs(f"{LXC_DIR}/{vmid}/rootfs", exist_ok=True)
     lines = ["lxc.include = /usr/share/lxc/config/common.conf"]
@@ -36,13 +57,16 @@ def write_lxc_config(vmid, conf):
         "lxc.monitor.unshare = 1",
         "lxc.tty.max = 2",
         "lxc.environment = TERM=linux",
-        "lxc.net.0.type = empty",
         "lxc.mount.entry = shm dev/shm tmpfs rw,nosuid,nodev,create=dir 0 0",
         f"lxc.uts.name = {conf.get('hostname', 'CT' + vmid)}",
         f"lxc.rootfs.path = {LXC_DIR}/{vmid}/rootfs",
         f"lxc.init.cmd = {conf.get('entrypoint', '/sbin/init')}",
         f"lxc.hook.pre-start = {PRESTART}",
     ]
+    lines += [mount_point(value) for key, value in sorted(conf.items()) if re.fullmatch(r"mp\d+", key)]
+    nets = {key[3:]: value for key, value in conf.items() if re.fullmatch(r"net\d+", key)}
+    lines += ["lxc.net.0.type = empty"] if not nets else []
+    lines += [line for number, value in nets.items() for line in network(number, value)]
     lines += [f"{key} = {value}" for key, value in conf.items() if key.startswith("lxc.")]
     with open(f"{LXC_DIR}/{vmid}/config", "w") as file:
         file.write("\n".join(lines) + "\n")
