@@ -120,7 +120,8 @@ class Lab(Node):
         """End everything in a container but its init, and remove `workdir`: as if nobody had been there."""
         script = (
             "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n = 1 ] || [ $n = $$ ] || "
-            "tr '\\0' ' ' <$p/cmdline | grep -q 'sleep infinity' || kill -9 $n; done 2>/dev/null; rm -rf \"$1\""
+            "tr '\\0' ' ' <$p/cmdline | grep -q 'sleep infinity' || kill -9 $n; done 2>/dev/null; "
+            "while umount -l \"$1\" 2>/dev/null; do :; done; rm -rf \"$1\""
         )
         self.inside(vmid, ["sh", "-c", script, "sh", workdir])
 
