@@ -16,7 +16,6 @@ FOLLOWED_LIMIT = 64
 """So many logs of the program's are followed at once."""
 SETTLE_S = 0.5
 """Silence after which a traceback that has its last line is taken to be over."""
-DIRTY = (b"\x1b", b"\r", b"\0")
 HEAD_BYTES = 4096
 PROOF_BYTES = 256
 """So many of the bytes read last show, when a file is written again, that it was only added to."""
@@ -48,7 +47,7 @@ class Follower:
         """
         self.path, self.foreign, self._patterns, self._copies = path, foreign, patterns, copies
         base = foreign.base if foreign else 0
-        self.scanner = Scanner(summary=summary, patterns=patterns, base_offset=base)
+        self.scanner = Scanner(summary=summary, patterns=patterns, base_offset=base, sample=True)
         self.offset = max(base, self.scanner.resume_offset)
         self.lost: str | None = None
         """Why reading ended early, or None."""
@@ -71,8 +70,6 @@ class Follower:
         self._clean = self._state()
         self.begun_again = False
         """Set when the log begins again; whoever says so clears it."""
-        self.dirty = False
-        """Whether bytes that need cleaning have been read since the last mark."""
 
     def advance(self, now: float, *, budget_bytes: int = 8 * READ_BYTES) -> list[Event]:
         """The events of what has been written since the last call, reading at most about `budget_bytes`.
@@ -107,7 +104,6 @@ class Follower:
             self.offset += len(data)
             budget_bytes -= len(data)
             self._proof = ((self._proof or b"") + data[-PROOF_BYTES:])[-PROOF_BYTES:]
-            self.dirty = self.dirty or any(byte in data for byte in DIRTY)
             events += self.scanner.feed(self._without_copies(data), at)
         return events
 
@@ -193,7 +189,7 @@ class Follower:
             first_step_offset=foreign.base if stepped else None,
         )  # fmt: skip
         summary = dataclasses.replace(summary, offset=foreign.base, open_findings=[], scan=scan)
-        self.scanner = Scanner(summary=summary, patterns=self._patterns, base_offset=foreign.base)
+        self.scanner = Scanner(summary=summary, patterns=self._patterns, base_offset=foreign.base, sample=True)
         self._clean = self._state()
 
     def _rewritten(self, size: int) -> bool:
@@ -232,6 +228,7 @@ class Follower:
                 ranges.append((start, at + len(line)))
             at += len(line)
         self.copied += ranges
+        self.scanner.dirty = True  # what is blanked out here stands in the file as it was
         return blanked(data, offset, ranges)
 
 

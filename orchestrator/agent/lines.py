@@ -134,6 +134,24 @@ class Section:
             self._proof = (self._proof + data[-PROOF_BYTES:])[-PROOF_BYTES:]
             yield from self._count(self._cleaner.feed(data))
 
+    def pass_over(self, end: int, lines: int) -> tuple[int, int] | None:
+        """Takes what stands up to `end`, `lines` whole lines, as read by somebody else; returns from where to where.
+
+        None, and nothing is taken, where no line ends just there, or begins here.
+        """
+        start = self.offset
+        if self._parts or self._cleaner.offset != start or os.pread(self.fd, 1, end - 1) != b"\n":
+            return None
+        before = os.pread(self.fd, 2, max(0, start - 1))
+        if before == b"\r\n":
+            start += 1  # the line break that ended the line before is not over yet
+        elif start and before[:1] not in (b"\r", b"\n"):
+            return None
+        self.lines += lines
+        self._restart(end)
+        self._proof = os.pread(self.fd, PROOF_BYTES, end - PROOF_BYTES) if end > PROOF_BYTES else b""
+        return start, end
+
     def _room(self, limit: int | None) -> int:
         ends = [end - self.offset for end in (self.end, limit) if end is not None]
         return max(0, min([READ_BYTES, *ends]))

@@ -23,6 +23,10 @@ from orchestrator.model import EarlierFile, ForeignLog, Misfit, Probe, from_json
 T = TypeVar("T")
 
 HEARTBEAT_S = 2.0
+CLEAN_BYTES = 8 << 20
+"""Less is not worth a search of its own."""
+BEGINS_S = 10.0
+"""How long a supervisor may take from its claim to its record."""
 TICK_S = 0.02
 """A file's time is the kernel's last tick, so that a file may have been written after it."""
 
@@ -41,6 +45,15 @@ def identified(call: Call) -> Probe:
         there = "its only one is attempt 1" if newest == 1 else f"its newest is attempt {newest}"
         raise Refusal("notfound", f"{run_id} has no attempt {attempt} to show: {there}", "leave --attempt out")
     return seen[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanStretch:
+    """Bytes of a log that are `lines` whole lines as they are shown."""
+
+    start: int
+    end: int
+    lines: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +100,7 @@ class Logs:
         """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
         log = self.seen.log
         if not log.verified:
-            ended = self.seen.exit
-            if ended is not None and ended.never_started is not None and not os.path.exists(log.path):
+            if self._never_began() and not os.path.exists(log.path):
                 return  # there is no log, and there never was
             raise Refusal(
                 "identity",
@@ -99,6 +111,17 @@ class Logs:
         self.open_foreign(self.seen.foreign_logs)
         for section in [*self.sections, *(repeat.section for repeat in self.repeats)]:
             self.begin(section)
+
+    def _never_began(self) -> bool:
+        """Whether it is on record that the run never started, or its supervisor is gone before it had a record."""
+        if self.seen.exit is not None:
+            return self.seen.exit.never_started is not None
+        try:
+            claimed_at = os.stat(self.paths.claim).st_mtime
+        except OSError:
+            return False
+        gone = not self.seen.supervisor_alive and not os.path.lexists(self.paths.supervisor)
+        return gone and self.seen.observed_at - claimed_at > BEGINS_S
 
     def open_foreign(self, logs: Iterable[ForeignLog]) -> list[Section]:
         """Each log of the program's, and what it was rotated from, wherever these files are now: those that are new."""
@@ -165,6 +188,21 @@ class Logs:
             return None
         header = not section.foreign  # a line of the file, and none of the run's
         return mark.offset, mark.lines - header
+
+    def clean_stretches(self, section: Section, limit: int) -> list[CleanStretch]:
+        """The long parts of what is to be read of a section that the supervisor has seen to need no cleaning."""
+        end = limit if section.end is None else min(limit, section.end)
+        if (section.foreign and section.restarts) or end - section.offset < CLEAN_BYTES:
+            return []
+        lines = None
+        if section.offset == section.base:
+            lines = 0 if section.foreign else 1  # the header
+        log, start, result = section.key if section.foreign else None, section.offset, []
+        for one in marks.stretches(self.index, log, start, lines, end):
+            if one.clean and one.end - start >= CLEAN_BYTES:
+                result.append(CleanStretch(start=start, end=one.end, lines=one.lines))
+            start = one.end
+        return result
 
     def copied(self) -> list[tuple[int, int]]:
         """From where to where lines stand in the run's log that are older than it, as its supervisor has seen."""

@@ -15,6 +15,7 @@ from orchestrator.agent.lines import Lines, Section
 from orchestrator.agent.logfiles import Logs, identified
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.search import Pattern, Search
+from orchestrator.agent.search_file import search_file
 from orchestrator.logscan.clean import Block
 from orchestrator.model import Probe
 
@@ -115,21 +116,34 @@ class Reader(Logs):
 
     def lines_of(self, section: Section) -> Iterator[Lines]:
         """The lines that are there now, or those that match."""
-        blocks = self._blocks(section, section.size)
+        limit = section.size
         if self.pattern is None:
-            found = section.whole(blocks, over=not self.follow)
+            found = section.whole(self._blocks(section, limit), over=not self.follow)
         else:
-            found = self._search(Search(self.pattern, places=self.places or self.follow), blocks)
+            found = self._search(self.pattern, section, limit)
         for lines in found:
             lines = lines.from_offset(section.wanted)
             if lines.count:
                 yield lines
 
-    def _search(self, search: Search, blocks: Iterable[Block]) -> Iterator[Lines]:
+    def _search(self, pattern: Pattern, section: Section, limit: int) -> Iterator[Lines]:
+        places = self.places or self.follow
+        for stretch in self.clean_stretches(section, limit) if not pattern.context else ():
+            yield from self._search_blocks(pattern, section.read(stretch.start), places)
+            part = section.pass_over(stretch.end, stretch.lines)
+            if part is not None:
+                yield from search_file(pattern, section.fd, *part, places=places, beat=self.beat)
+        yield from self._search_blocks(pattern, self._blocks(section, limit), places)
+
+    def _search_blocks(self, pattern: Pattern, blocks: Iterable[Block], places: bool) -> Iterator[Lines]:
+        search: Search | None = None
         for block in blocks:
+            search = search or Search(pattern, places=places)
             search.feed(block)
             yield from search.found()
-        yield from search.finish()
+            self.beat()
+        if search is not None:
+            yield from search.finish()
 
     def _blocks(self, section: Section, limit: int) -> Iterator[Block]:
         """A log that grows faster than it is read has an end all the same: where it ended when reading began."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,12 @@ from orchestrator.model import Misfit, from_json
 
 CHUNK_BYTES = 64 << 10
 MARK_BYTES = 4096
+INDEX_LIMIT_BYTES = 64 << 20
+LINE = re.compile(
+    rb'^\{"time": [^,]+, "offset": (?P<offset>\d{1,18}), "lines": (?P<lines>\d{1,18}), "clean": (?P<clean>true|false)'
+    rb'(?:, "log": \[(?P<device>\d{1,20}), (?P<inode>\d{1,20})\])?\}$', re.MULTILINE,
+)  # fmt: skip
+"""A mark as the supervisor writes it; of a long run there are more of them than are worth the parsing."""
 
 Key = tuple[int, int]
 """(device, inode)."""
@@ -64,6 +71,48 @@ def after(index: str, log: Key | None, offsets: list[int]) -> dict[int, float]:
     if later is not None:
         found.update(dict.fromkeys(wanted, later))
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """A part of a log, whole lines: up to which byte, how many lines, and whether they are as `logs` shows them."""
+
+    end: int
+    lines: int
+    clean: bool
+
+
+def stretches(index: str, log: Key | None, start: int, lines: int | None, limit: int) -> list[Stretch]:
+    """What the marks say of a log from the byte `start` on, up to `limit` at most. `lines`: how many stand before it,
+    if that is known. Neighbours of one kind are one. Empty when there is nothing that can be believed."""
+    result: list[Stretch] = []
+    known = start
+    for found in LINE.finditer(_content(index)):
+        if (None if found["device"] is None else (int(found["device"]), int(found["inode"]))) != log:
+            continue
+        end, count = int(found["offset"]), int(found["lines"])
+        if end < known and result:
+            return []  # the log has begun again
+        if end <= known:
+            lines = count if end == known else lines
+            continue
+        if end > limit:
+            break
+        more = -1 if lines is None else count - lines
+        clean = found["clean"] == b"true" and more >= 0
+        known, lines = end, count
+        if result and result[-1].clean == clean:
+            more += result.pop().lines
+        result.append(Stretch(end=end, lines=more, clean=clean))
+    return result
+
+
+def _content(path: str) -> bytes:
+    try:
+        with os.fdopen(files.open_regular(path), "rb") as file:
+            return file.read(INDEX_LIMIT_BYTES)
+    except OSError:
+        return b""
 
 
 def backwards(index: str, log: Key | None) -> Iterator[Mark]:

@@ -53,7 +53,7 @@ class Pattern:
         """Raises `Refusal` when grep does not understand the expression."""
         done = subprocess.run(
             self.argv(places=True, follow=False), stdin=subprocess.DEVNULL, capture_output=True, check=False,
-            env=_environ(),
+            env=environ(),
         )  # fmt: skip
         if done.returncode > 1:
             said = done.stderr.decode("utf-8", "replace").strip().rpartition("grep: ")[2]
@@ -68,7 +68,7 @@ class Search:
         self._places = places or pattern.context
         self._process = subprocess.Popen(
             pattern.argv(places=self._places, follow=follow), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=_environ(), bufsize=1 << 20,
+            env=environ(), bufsize=1 << 20,
         )  # fmt: skip
         self._map, self._lock = OffsetMap(), threading.Lock()
         self._found: queue.SimpleQueue[Lines | None] = queue.SimpleQueue()
@@ -127,5 +127,5 @@ class Search:
         self._found.put(Lines(b"".join([text for _, _, text in hits]), len(hits), None, offsets, context))
 
 
-def _environ() -> dict[str, str]:
+def environ() -> dict[str, str]:
     return {"PATH": system.search_path(), "LC_ALL": "C.UTF-8"}

@@ -290,11 +290,11 @@ class Supervisor:
             grown = follower.offset - offset
             if not grown or follower.shared or not (force or abs(grown) >= INDEX_BYTES or now - marked_at >= INDEX_S):
                 continue
-            summary = follower.scanner.summary()
-            # `lines` lines stand before the byte `offset`, at which one begins.
-            mark = {"time": now, "offset": summary.scan.decided_offset, "lines": summary.lines, "dirty": follower.dirty}
+            # `lines` lines stand before the byte `offset`, at which one begins; `clean`: those since the last mark.
+            scanner = follower.scanner
+            mark = {"time": now, "offset": scanner.decided, "lines": scanner.lines, "clean": not scanner.dirty}
             self.index.append(mark if log is None else {**mark, "log": list(log)})
-            follower.dirty = False
+            scanner.dirty = False
             self.indexed[log] = (follower.offset, now)
 
 

@@ -51,8 +51,12 @@ class Scanner:
         start = summary or LogSummary(offset=base_offset, scan=ScanState(decided_offset=base_offset))
         self._progress = Progress(start, every=every)
         self._tracebacks = Tracebacks()
-        self._lines = start.lines
-        self._decided = start.scan.decided_offset
+        self.lines = start.lines
+        """So many lines stand before the byte `decided`."""
+        self.decided = start.scan.decided_offset
+        """Raw offset behind the last whole line that was read."""
+        self.dirty = False
+        """Whether lines were read that need cleaning; whoever notes that clears it."""
         self._after_cr = start.scan.after_cr
         self._shm_at = start.scan.shm_hint_offset
         self._shapes = Shapes(start.scan.shapes)
@@ -75,7 +79,7 @@ class Scanner:
             if data[:1] == b"\n":  # the rest of a CR LF whose CR already ended the line
                 data = data[1:]
                 self._offset += 1
-                self._decided = max(self._decided, self._offset)
+                self.decided = max(self.decided, self._offset)
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut:
             start = self._finish_long_line(data, events) if self._open_tail is not None else 0
@@ -125,10 +129,10 @@ class Scanner:
         offset = self.resume_offset
         after_cr = self._after_cr and offset == self._offset
         scan = ScanState(
-            decided_offset=self._decided, after_cr=after_cr, shm_hint_offset=self._shm_at,
+            decided_offset=self.decided, after_cr=after_cr, shm_hint_offset=self._shm_at,
             shapes=list(self._shapes.texts),
         )  # fmt: skip
-        return self._progress.summary(offset=offset, lines=self._lines, open_findings=ended, scan=scan)
+        return self._progress.summary(offset=offset, lines=self.lines, open_findings=ended, scan=scan)
 
     # --- lines ------------------------------------------------------------------------------------------------------
 
@@ -162,14 +166,15 @@ class Scanner:
     def _take(self, block: Block, end: int, events: list[Event]) -> None:
         """Reads a block of whole lines that ends at raw offset `end`; it becomes decided."""
         data = block.data
+        self.dirty = self.dirty or not block.verbatim
         every_line = bool(self._grammar.patterns)
-        replay = self._decided > self._offset
+        replay = self.decided > self._offset
         self._open.clear()
         self._open_tail, self._open_length = None, 0
         self._offset = end
         lowered = b"" if every_line else data.lower()
         if not replay:
-            self._lines += data.count(b"\n")
+            self.lines += data.count(b"\n")
         position = 0
         while position < len(data):
             if not (every_line or replay or self._tracebacks.open):
@@ -188,7 +193,7 @@ class Scanner:
             stop = len(data) if stop < 0 else stop
             self._line(block, position, stop, lowered, replay, events)
             position = stop + 1
-        self._decided = max(self._decided, end)
+        self.decided = max(self.decided, end)
 
     def _alike(self, block: Block, position: int, events: list[Event]) -> int:
         """Reads the lines from `position` on that look like earlier step lines; returns where it stopped."""
@@ -249,9 +254,9 @@ class Scanner:
         self, block: Block, start: int, stop: int, lowered: bytes, replay: bool, events: list[Event]
     ) -> None:
         offset = block.raw_offset(start)
-        again = replay and offset < self._decided
+        again = replay and offset < self.decided
         if replay and not again:
-            self._lines += 1
+            self.lines += 1
         gated = not lowered or GATE.search(lowered, start, stop) is not None
         if not gated and not self._tracebacks.open:
             return

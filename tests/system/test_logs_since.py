@@ -83,7 +83,7 @@ def test_what_was_written_within_the_kernels_tick_is_shown(specctl: Specctl) -> 
     run_id = finished(specctl, "step=1 tok/s=1\nstep=2 tok/s=1\n")
     log, moment = log_of(specctl, run_id), time.time()
     text = log.read_bytes()
-    mark = {"time": moment - 1, "offset": text.index(b"step=2"), "lines": 2, "dirty": False}
+    mark = {"time": moment - 1, "offset": text.index(b"step=2"), "lines": 2, "clean": True}
     (specctl.run_dir(run_id) / f"{run_id}.a1.idx").write_text(json.dumps(mark) + "\n")
     os.utime(log, (moment - 0.004, moment - 0.004))
     done = specctl("logs", run_id, "--since", datetime.fromtimestamp(moment).isoformat())
