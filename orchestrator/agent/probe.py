@@ -24,6 +24,9 @@ from orchestrator.model import (
     to_json,
 )
 
+YOUNG_S = 60.0
+"""A run that began no longer ago may have begun while it was looked at."""
+
 
 def run(call: Call) -> None:
     """Request: `runs` (ids; absent: all), `ended_within_s` (absent: all), `gpus` (whether to ask nvidia-smi); with
@@ -171,6 +174,9 @@ def _one(
     supervisor_alive = bool(supervisor and same_boot and proc.same(supervisor.pid, supervisor.start_ticks))
     program = None
     if supervisor and supervisor.program_pid is not None:
+        if not tree and ended is None and same_boot and now - supervisor.started_at < YOUNG_S:
+            # It may have been begun after the walk, and put on record before the record was read: nothing is not left.
+            tree = proc.tree(spec.nonce, proc.roots_of(supervisor))
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
         program = next((one for one in tree if one.pid == pid and one.start_ticks == ticks), None)
     # Before the log is looked at: what has been read of it is never more than is there.

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from orchestrator.agent import probe, proc, records
+from orchestrator.health import judge
+from orchestrator.model import RunPaths
 from tests.driver import Specctl, poll_until
 
 PYTHON = sys.executable
@@ -36,6 +39,17 @@ def rows(specctl: Specctl) -> dict[str, dict[str, Any]]:
     assert done.code in (0, 1), done.err
     assert [target["reachable"] for target in done.json["targets"]] == [True]
     return {row["run_id"]: row for row in done.json["runs"]}
+
+
+def test_a_run_that_began_between_the_walk_over_proc_and_its_record_is_alive(specctl: Specctl) -> None:
+    run_id = launch(specctl)
+    paths = RunPaths(root=str(specctl.run_dir(run_id)), run_id=run_id)
+    spec = records.spec(paths)
+    assert spec is not None
+    seen = probe._one(
+        paths, *spec, tree=[], boot=proc.boot_identity(), oom_kills=0, now=time.time(), elsewhere=None, disk=None
+    )
+    assert judge(seen).state == "RUNNING" and seen.program is not None and [seen.program] == seen.tree
 
 
 def replace(path: Path, data: bytes) -> None:
