@@ -102,8 +102,9 @@ class Roots:
 
 
 def roots_of(record: SupervisorRecord | None) -> Roots:
-    """What a supervisor's record says of where its run's processes hang."""
-    if record is None:
+    """What a supervisor's record says of where its run's processes hang; nothing once the container has restarted,
+    since pids and the numbers of files are given anew then."""
+    if record is None or record.boot != boot_identity():
         return Roots()
     program = None
     if record.program_pid is not None and record.program_start_ticks is not None:

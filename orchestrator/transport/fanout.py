@@ -228,6 +228,7 @@ def _result(
     # A program may be killed by others, too, but hardly that late.
     if answer.code == 137 and answer.elapsed_s >= int(leg_timeout_s):
         return DeadlineExceeded(
-            f"no complete answer within {leg_timeout_s:g} s", target=target, hint="the container may be overloaded"
-        )
+            f"no complete answer within {leg_timeout_s:g} s", target=target,
+            hint=Entrance(vmid=vmid, ssh=ssh, attach=request.attach).late if (vmid := request.vmid) else node.late,
+        )  # fmt: skip
     return Completed(exit_code=answer.code, stdout=answer.stdout, stderr=answer.stderr)

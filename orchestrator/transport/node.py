@@ -44,7 +44,7 @@ enter() {
         then tool=lxc-attach; fi
         ;;
     lxc)
-        tool=lxc-attach node=$(readlink /etc/pve/local) || { say "no pct on this node"; exit 255; }
+        tool=lxc-attach node=$(readlink /etc/pve/local) || { say "no /etc/pve/local on this node"; exit 255; }
         if ! [ -e "/etc/pve/lxc/$vmid.conf" ]; then
             echo "Configuration file '$node/lxc/$vmid.conf' does not exist" >&2
             exit 255

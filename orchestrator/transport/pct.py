@@ -40,6 +40,7 @@ class PctTransport(Transport):
         super().__init__(target or inner.target)
         self._inner, self._reads = inner, reads
         self._entrance = Entrance(vmid=vmid, ssh=node, attach=attach)
+        self.late, self.trial = self._entrance.late, self._entrance.trial
 
     def for_reads(self) -> Transport:
         at = self._entrance

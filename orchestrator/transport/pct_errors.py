@@ -24,6 +24,8 @@ class Seen:
     user: str | None = None
     tools: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
+    cluster: bool = False
+    """/etc/pve is there."""
     listens: bool = False
     """LXC runs the container, or is about to, or has just ended it."""
     at: list[tuple[str, str]] = field(default_factory=list)
@@ -41,6 +43,7 @@ def seen_in(text: str) -> Seen:
     return Seen(
         answered=bool(user), user=user[-1] if user else None, lock=lock[-1] if lock else None,
         tools=dict(re.findall(r"^(pct|lxc-attach): (/.*?)\r?$", text, re.MULTILINE)), listens=bool(all_of("listens")),
+        cluster=bool(all_of(r"node: (.+?)")),
         at=re.findall(r"^at: nodes/([^/\n]+)/(lxc|qemu-server)/", text, re.MULTILINE),
         here=all_of(r"here: lxc/(\d+)\.conf"),
     )  # fmt: skip
@@ -57,6 +60,20 @@ class Entrance:
     @property
     def node(self) -> str:
         return self.ssh or "this machine"
+
+    @property
+    def late(self) -> str:
+        """What to do where no answer comes in time: it may be the container that hangs, or pct."""
+        return f"{self.node}, its pct, the container or its workdir hangs, or is slow; {self.trial}"
+
+    @property
+    def trial(self) -> str:
+        """What to type to see whether the container can be entered at all."""
+        return f"try by hand: {self.by_hand(self.way_in, Seen(answered=True))}"
+
+    @property
+    def way_in(self) -> str:
+        return f"lxc-attach -n {self.vmid} -- true" if self.attach == "lxc" else f"pct exec {self.vmid} -- true"
 
     def by_hand(self, command: str, seen: Seen) -> str:
         """What to type for `command`, which needs root on the node."""
@@ -78,7 +95,12 @@ class Entrance:
             )
         if exit_code == 0:
             return None
-        found = self._container(said, seen) or self._node_itself(said) or self._sudo(said, seen)
+        found = (
+            self._container(said, seen)
+            or self._broken(said, seen)
+            or self._node_itself(said, seen)
+            or self._sudo(said, seen)
+        )
         if found is None and exit_code == 137 and not seen.listens:
             return self._stopped(f"container {self.vmid} stopped while it was being asked", seen)
         return found
@@ -110,7 +132,7 @@ class Entrance:
         if match := _line(rf"lxc-attach: {vmid}: (?:\S+\.c: \w+: \d+ )?(.*)", said):
             if not seen.listens:
                 return self._stopped(f"container {vmid} is not running", seen)
-            trial = self.by_hand(f"pct exec {vmid} -- true", seen)
+            trial = self.by_hand(self.way_in, seen)
             what = f"container {vmid} cannot be entered: {match[1]}"
             return what, f"it may be starting or stopping: ask again, or try by hand: {trial}"
         return None
@@ -135,14 +157,32 @@ class Entrance:
         what = f"there is no container {self.vmid} on node {node}; its containers: {', '.join(seen.here) or 'none'}"
         return what, f"check vmid: in hosts.yaml; {self.by_hand('pct list', seen)}"
 
-    def _node_itself(self, said: str) -> tuple[str, str] | None:
+    def _node_itself(self, said: str, seen: Seen) -> tuple[str, str] | None:
         """What the node lacks."""
-        if _line("specctl-node: no pct on this node", said):
+        if _line("specctl-node: no (pct|/etc/pve/local) on this node", said):
+            if seen.cluster:
+                install = self.by_hand("apt-get install pve-container", seen)
+                return f"{self.node} has no pct any more, though it is a Proxmox node", f"install it there: {install}"
             what = f"{self.node} has no pct, so it has no container {self.vmid}"
             return what, "a container needs a Proxmox node: check ssh: in hosts.yaml, or drop vmid: for a plain machine"
         if _line("specctl-node: no lxc-attach on this node", said):
             what = f"{self.node} has no lxc-attach, which attach: lxc of this target asks for"
             return what, "set attach: auto in hosts.yaml, or leave it out"
+        return None
+
+    def _broken(self, said: str, seen: Seen) -> tuple[str, str] | None:
+        """What of Proxmox itself does not work."""
+        refused = _line(r"(ipcc_send_rec|Unable to load access).*: (Connection refused|Transport endpoint .*)", said)
+        missing = _line("specctl-node: no /etc/pve/local on this node", said)
+        if refused or (missing and "pct" in seen.tools):
+            what = f"the cluster file system of {self.node} (/etc/pve) is down, and without it there is no container"
+            words = f": {refused[0]}" if refused else ""
+            return what + words, f"look there: {self.by_hand('systemctl status pve-cluster', seen)}"
+        if match := _line(r"(Can't locate .+? in @INC|.+ at /usr/\S*perl\S* line \d+).*", said):
+            trial = self.by_hand(self.way_in, seen)
+            return f"pct of {self.node} does not work: {match[1]}", (
+                f"mend it there (an upgrade that was cut short?), then try by hand: {trial}"
+            )
         return None
 
     def _sudo(self, said: str, seen: Seen) -> tuple[str, str] | None:

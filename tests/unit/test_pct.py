@@ -93,6 +93,20 @@ def seen(**facts: object) -> Seen:
             "check ssh: in hosts.yaml, or drop vmid: for a plain machine",
         ),
         (
+            "ipcc_send_rec[1] failed: Connection refused\nipcc_send_rec[2] failed: Connection refused\n"
+            "Unable to load access control list: Connection refused\n",
+            111,
+            "the cluster file system of root@pve1:2222 (/etc/pve) is down, and without it there is no container: "
+            "ipcc_send_rec[1] failed: Connection refused | look there: ssh root@pve1:2222 systemctl status pve-cluster",
+        ),
+        (
+            "Can't locate PVE/LXC.pm in @INC (you may need to install the PVE::LXC module) (@INC contains: /etc/perl) "
+            "at /usr/share/perl5/PVE/CLI/pct.pm line 12.\nBEGIN failed--compilation aborted at /usr/sbin/pct line 6.\n",
+            2,
+            "pct of root@pve1:2222 does not work: Can't locate PVE/LXC.pm in @INC | mend it there (an upgrade that was "
+            "cut short?), then try by hand: ssh root@pve1:2222 pct exec 101 -- true",
+        ),
+        (
             "specctl-node: no lxc-attach on this node\n",
             255,
             "root@pve1:2222 has no lxc-attach, which attach: lxc of this target asks for | "
@@ -162,6 +176,15 @@ def test_a_lock_is_told_where_it_is_what_one_waits_for(said: str, message: str) 
     assert explain(said, seen=seen(lock="migrate", listens=False)) == message
 
 
+def test_a_node_with_pct_but_without_etc_pve_lacks_its_cluster_file_system() -> None:
+    said = "specctl-node: no /etc/pve/local on this node\n"
+    assert (explain(said, attach="lxc", seen=seen()) or "").startswith("the cluster file system of root@")
+    plain = explain(said, attach="lxc", seen=seen(tools={}))
+    assert plain is not None and plain.startswith("root@pve1:2222 has no pct, so it has no container 101")
+    removed = explain("specctl-node: no pct on this node\n", seen=seen(cluster=True, tools={}))
+    assert removed is not None and removed.startswith("root@pve1:2222 has no pct any more, though it is a Proxmox node")
+
+
 def test_what_needs_root_is_not_offered_as_a_command_of_another_login() -> None:
     said = explain("container '101' not running!\n", ssh="train@pve1", seen=seen(user="train"))
     assert said == "container 101 is not running | start it: as root on train@pve1: pct start 101"
@@ -212,10 +235,10 @@ def test_without_ssh_the_hint_is_the_bare_command() -> None:
 def test_what_a_node_shows_is_read_between_the_noise_of_its_shell() -> None:
     text = (
         "\x1b[32mwelcome, user: nobody\x1b[0m\nuser: train\r\npct: /usr/sbin/pct\nlxc-attach: \nlistens\nlock: backup\n"
-        "at: nodes/pve2/qemu-server/101.conf\nhere: lxc/100.conf\nhere: lxc/200.conf\n"
+        "node: nodes/pve\nat: nodes/pve2/qemu-server/101.conf\nhere: lxc/100.conf\nhere: lxc/200.conf\n"
     )
     assert seen_in(text) == Seen(
-        answered=True, user="train", tools={"pct": "/usr/sbin/pct"}, lock="backup", listens=True,
+        answered=True, user="train", tools={"pct": "/usr/sbin/pct"}, lock="backup", listens=True, cluster=True,
         at=[("pve2", "qemu-server")], here=["100", "200"],
     )  # fmt: skip
     assert seen_in("This account is currently not available.\n") == Seen(answered=False)
