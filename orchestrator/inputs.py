@@ -1,4 +1,4 @@
-"""Asks a target whether what the program reads is there, and says what is not and how to bring it."""
+"""What the program reads: how a target is asked whether it is there, and what is said of what is not."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from orchestrator.errors import PreflightError
 from orchestrator.model import to_json
 from orchestrator.plan import Plan
-from orchestrator.remote import Agent
 
 SHOWN = 5
 
 
-def check(agent: Agent, plan: Plan) -> None:
-    """Raises `PreflightError` with every problem at once. The code must be on the target already."""
+def question(plan: Plan) -> dict[str, Any]:
+    """What goes along with the code, for the agent to look at what it will read."""
     if not plan.inputs:
-        return
-    answer = agent.call(
-        "preflight", spec=to_json(plan.spec), inputs=plan.inputs, secrets=plan.secrets,
-        python=plan.python or plan.target.python,
-    )  # fmt: skip
-    problems = answer["problems"]
+        return {}
+    python = plan.python or plan.target.python
+    return {"spec": to_json(plan.spec), "inputs": plan.inputs, "secrets": plan.secrets, "python": python}
+
+
+def check(plan: Plan, problems: list[dict[str, Any]]) -> None:
+    """Raises `PreflightError` with every problem that the agent has found at once."""
     if not problems:
         return
     said = "; ".join(f"{problem['key']}: {problem['why']}" for problem in problems[:SHOWN])

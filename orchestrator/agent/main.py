@@ -19,7 +19,7 @@ from orchestrator import frames
 from orchestrator.model import WorkPaths
 
 VERBS = (
-    "probe", "show", "survey", "attach", "put", "preflight", "wheels", "prepare", "start", "logs", "errors", "stop",
+    "probe", "show", "survey", "attach", "put", "wheels", "prepare", "start", "logs", "errors", "stop",
     "receive", "send", "prune",
 )  # fmt: skip
 

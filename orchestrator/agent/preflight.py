@@ -1,4 +1,4 @@
-"""`preflight`: whether what a program reads is there, for the run's user, before anything is prepared or started.
+"""Whether what a program reads is there, for the run's user, before anything is prepared or started.
 
 Paths mean what they will mean to the program: `~` and `$VARS` in the run's own environment, relative ones in the
 project that was shipped. What a model has to hold is asked of the trainer that was shipped; this knows files alone.
@@ -46,7 +46,8 @@ class Input:
         return f"{self.text} ({self.path})" if known else self.text
 
 
-def run(call: Call) -> None:
+def problems(call: Call) -> list[dict[str, Any]]:
+    """What is amiss with the `inputs` of the request. The code must be here; to look takes on the run's environment."""
     spec = from_json(RunSpec, call.request["spec"])
     bundle = call.paths.bundle(spec.bundle)
     environ = start.environment(call, spec, call.paths.run(spec.run_id), bundle)
@@ -59,18 +60,18 @@ def run(call: Call) -> None:
               private=bool(secrets & set(VARIABLE.findall(text))))
         for kind in ("model", "files") for key, text in asked.get(kind, {}).items()
     ]  # fmt: skip
-    problems = {item.key: f"{item} {why}" for item in inputs if (why := unset(item) or look(item))}
+    found = {item.key: f"{item} {why}" for item in inputs if (why := unset(item) or look(item))}
     if "wanted" in asked:
         there: dict[str, dict[str, str]] = {"model": {}, "files": {}}
         for item in inputs:
-            if item.key not in problems:
+            if item.key not in found:
                 there[item.kind][item.key] = item.path
-        problems.update(ask_trainer(bundle, {**there, "wanted": asked["wanted"]}))
+        found.update(ask_trainer(bundle, {**there, "wanted": asked["wanted"]}))
     places = {item.key: item.path for item in inputs if not (item.shipped or item.private or unset(item))}
-    call.emit({"final": True, "problems": [
+    return [
         {"key": key, "why": untold(why, inputs), "place": places.get(key), "bring": "cannot be read" not in why}
-        for key, why in problems.items()
-    ]})  # fmt: skip
+        for key, why in found.items()
+    ]
 
 
 def expanded(text: str) -> str:

@@ -1,7 +1,7 @@
 """`put`: a bundle arrives as a tar on stdin, and stands under its hash only if that is its hash.
 
 With `ask` it looks whether a launch can live here at all (`place.py`), and what is there already, so that nothing
-travels twice.
+travels twice. Once the bundle stands it says what the program would read and not find (`preflight.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+from typing import Any
 
 from orchestrator.agent import lease, place, prepare
 from orchestrator.agent.main import Call, Refusal
@@ -28,6 +29,7 @@ def run(call: Call) -> None:
         call.emit({
             "final": True, "present": present, "gpus": gpus,
             "env": env is None or prepare.is_made(call.paths.env(str(env))),
+            "problems": _problems(call) if present else [],
         })  # fmt: skip
         return
     aside = f"{home}.{os.getpid()}.tmp"
@@ -53,7 +55,15 @@ def run(call: Call) -> None:
         raise Refusal("bundle", f"the bundle arrived damaged: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    call.emit({"final": True, "present": True})
+    call.emit({"final": True, "present": True, "problems": _problems(call)})
+
+
+def _problems(call: Call) -> list[dict[str, Any]]:
+    if not call.request.get("inputs"):
+        return []
+    from orchestrator.agent import preflight  # which reads what `start` sets up, which verifies what this has put
+
+    return preflight.problems(call)
 
 
 def verify(home: str, wanted: str) -> None:

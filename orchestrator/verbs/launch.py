@@ -7,11 +7,12 @@ whose reply was lost is repeated safely: the second call adopts what the first o
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from orchestrator import health, index, inputs, wheelhouse
-from orchestrator.bundle import Bundle
 from orchestrator.errors import AgentError, BundleError, NotFound, PreflightError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, to_json
@@ -27,7 +28,12 @@ dies beside others does so a moment after their first steps."""
 SLOW_S = 5.0
 """How long after its first step a run may take to show a second one before the first is taken as proof enough."""
 POLL_S = 0.3
+WATCH_S = 600.0
+"""How long one exec watches."""
+LOGOUT_S, LOGOUT_SIGNALS = 5.0, (1, 9, 15)
+"""How long after the login that started it has ended a death may still be put down to that."""
 PREPARE_S = 3600.0
+PUT_S = 60.0
 WHEELS_S = 6 * 3600.0
 TAIL_LINES = 15
 LOGGED_OUT = (
@@ -78,15 +84,15 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     index.add(index.Launch(run_id=spec.run_id, target=plan.target.name))
     watcher.step(f"connecting to {plan.target.name}")
     there = agent.call(
-        "put", bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, cuda=plan.cuda,
-        bytes=plan.bundle.size,
+        "put", deadline_s=PUT_S, bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, cuda=plan.cuda,
+        bytes=plan.bundle.size, **inputs.question(plan),
     )  # fmt: skip
     refused = None
     try:
         if not there["present"]:
             watcher.step(f"sending the code: bundle {spec.bundle}, {len(plan.bundle.files)} files")
-            _send(agent, plan.bundle)
-        inputs.check(agent, plan)
+            there["problems"] = _send(agent, plan)
+        inputs.check(plan, there["problems"])
         if not there["env"]:
             if plan.wheelhouse is not None:
                 _send_wheels(agent, plan.wheelhouse, watcher)
@@ -104,7 +110,8 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     if started["never_started"] is None:
         _reach(result, "accepted", f"{started['root']}, bundle {spec.bundle} verified", float(started["now"]), watcher)
     try:
-        _climb(result, agent, watcher)
+        with closing(_looks(agent, plan)) as looks:
+            _climb(result, agent, looks, watcher)
         if not result.verified:
             result.tail = _tail(agent, spec.run_id)
     except KeyboardInterrupt:
@@ -113,10 +120,14 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     return result
 
 
-def _send(agent: Agent, bundle: Bundle) -> None:
-    with agent.stream("put", payload=bundle.tar(), deadline_s=3600.0, idle_s=120.0, bundle=bundle.hash) as frames:
-        for _ in frames:
-            pass
+def _send(agent: Agent, plan: Plan) -> list[dict[str, Any]]:
+    """Sends the code; what it would read there and not find."""
+    bundle = plan.bundle
+    with agent.stream(
+        "put", payload=bundle.tar(), deadline_s=3600.0, idle_s=120.0, bundle=bundle.hash, **inputs.question(plan)
+    ) as frames:
+        *_, last = frames
+    return list(last["problems"])
 
 
 def _send_wheels(agent: Agent, house: Wheelhouse, watcher: Watcher) -> None:
@@ -191,7 +202,27 @@ def _reach(result: Result, rung: Rung, value: str, at: float, watcher: Watcher) 
     watcher.rung(rung, evidence)
 
 
-def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
+def _looks(agent: Agent, plan: Plan) -> Generator[dict[str, Any] | UnreachableError, None, None]:
+    """What is seen of the run, again and again, over one exec for as long as that holds; in between why it did not."""
+    runs = [plan.spec.run_id]
+    quick_s = QUICK_S if plan.timeout_s is None else max(5.0, min(QUICK_S, plan.timeout_s))
+    while True:
+        try:
+            with agent.stream(
+                "probe", deadline_s=WATCH_S + QUICK_S, idle_s=quick_s, runs=runs, every_s=POLL_S, for_s=WATCH_S
+            ) as frames:
+                yield from frames
+                continue
+        except UnreachableError as error:
+            yield error
+        time.sleep(POLL_S)
+        try:
+            yield agent.call("probe", deadline_s=quick_s, runs=runs)  # which also brings an agent that has vanished
+        except UnreachableError as error:
+            yield error
+
+
+def _climb(result: Result, agent: Agent, looks: Iterator[dict[str, Any] | UnreachableError], watcher: Watcher) -> None:
     """Looks at the run until it is proven, has ended, or the time is over; fills `result`."""
     plan = result.plan
     begun = time.monotonic()
@@ -199,20 +230,18 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
     proven_since: float | None = None
     # A login that ends may take along all that it started. So the proof is watched over a second one.
     plain_ssh = plan.target.ssh is not None and plan.target.vmid is None
+    if plain_ssh:
+        agent.transport.close()
     limit_s = plan.timeout_s if plan.timeout_s is not None else TIMEOUT_S
     seen = {item.what for item in result.evidence}
-    while True:
-        left_s = begun + limit_s - time.monotonic()
-        try:
-            frame = agent.call("probe", deadline_s=max(5.0, min(QUICK_S, left_s)), runs=[plan.spec.run_id])
-        except UnreachableError as error:
-            if left_s < 0:
+    for frame in looks:
+        if isinstance(frame, UnreachableError):
+            if time.monotonic() - begun > limit_s:
                 raise UnreachableError(
-                    f"the run was started, but {plan.target.name} can no longer be asked: {error.message}",
+                    f"the run was started, but {plan.target.name} can no longer be asked: {frame.message}",
                     run_id=plan.spec.run_id, hint=f"specctl status {plan.spec.run_id}",
-                ) from error  # fmt: skip
-            watcher.phase(f"{plan.target.name} does not answer", f"{error.message}; asking again")
-            time.sleep(POLL_S)
+                ) from frame  # fmt: skip
+            watcher.phase(f"{plan.target.name} does not answer", f"{frame.message}; asking again")
             continue
         if not frame["runs"]:
             raise NotFound(
@@ -231,7 +260,7 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
                 watcher.rung(item.what, item)  # type: ignore[arg-type]
         if not verdict.live:
             result.why = f"{verdict.state}: {verdict.why}"
-            if proven_since is not None and plain_ssh and verdict.state in ("LOST", "KILLED"):
+            if plain_ssh and _ended_from_outside(probe, verdict) and time.monotonic() - begun < LOGOUT_S:
                 result.why += f"\n{LOGGED_OUT}"
             # A short program may have stepped and ended well before it was looked at.
             result.verified = verdict.state == "SUCCEEDED" and plan.until == "step" and rung == "step"
@@ -250,8 +279,6 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
         if proven and not over:
             if proven_since is None:
                 proven_since = now
-                if plain_ssh:
-                    agent.transport.close()
             enough = plan.until == "process" or probe.summary.steps_seen > 1
             if now - proven_since >= (SETTLE_S if enough else SLOW_S):
                 result.verified = True
@@ -270,7 +297,12 @@ def _climb(result: Result, agent: Agent, watcher: Watcher) -> None:
             result.why = f"no {plan.until} within {limit_s:.0f} s ({missing}); it is {verdict.state}: {verdict.why}"
             result.why += _without_steps(plan, verdict)
             return
-        time.sleep(POLL_S)
+
+
+def _ended_from_outside(probe: Probe, verdict: Verdict) -> bool:
+    """As logind ends what a login has left: by a signal that says nothing else, and mostly the supervisor first."""
+    killed = probe.exit is not None and not probe.exit.oom_kills and probe.exit.signal in LOGOUT_SIGNALS
+    return verdict.state == "LOST" or (verdict.state == "KILLED" and killed)
 
 
 def _without_steps(plan: Plan, verdict: Verdict) -> str:
