@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from orchestrator.inventory import Target
+from orchestrator.transport import paramiko_alone
 from orchestrator.transport.base import Completed, Stream, Transport
 from orchestrator.transport.fanout import Leg, Request, fanout
 from orchestrator.transport.local import LocalTransport
@@ -39,6 +40,7 @@ class NodePool:
         """The transport to a node itself: an SSH host, or this machine when `ssh` is None. Connects to nothing yet."""
         if ssh is None:
             return LocalTransport(target or "local")
+        paramiko_alone.load()
         from orchestrator.transport.ssh import SshTransport
         from orchestrator.transport.ssh_options import Jump
 
