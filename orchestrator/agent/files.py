@@ -80,8 +80,11 @@ def claim(path: str, who: str) -> bool:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         return False
-    with os.fdopen(fd, "w") as file:
-        file.write(who + "\n")
+    try:
+        os.write(fd, f"{who}\n".encode())
+    except OSError:
+        pass  # a full disk: the name alone is the claim
+    os.close(fd)
     return True
 
 
@@ -141,31 +144,25 @@ class JsonLines:
         return not self._cut
 
 
-class Reserved:
-    """Room on the disk, taken early, for one small file that must be written when the disk is full."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self._reserve = path, f"{path}.reserve"
-        reserve(path)
-
-    def create(self, value: Any) -> None:
-        """`create_json`, from the reserve if there is no other room. Raises `OSError` if even that fails."""
+def create_reserved(path: str, value: Any) -> None:
+    """`create_json`, from what `reserve` has kept if there is no other room, and gives that back. Raises `OSError` if
+    even that fails."""
+    try:
+        create_json(path, value)
+    except OSError:
+        kept, data = f"{path}.reserve", json.dumps(value, ensure_ascii=True).encode("ascii")
+        with open(kept, "r+b") as file:
+            file.write(data[: RESERVE_BYTES - 1].ljust(RESERVE_BYTES - 1) + b"\n")
+            os.fsync(file.fileno())
         try:
-            create_json(self.path, value)
-        except OSError:
-            data = json.dumps(value, ensure_ascii=True).encode("ascii")
-            with open(self._reserve, "r+b") as file:
-                file.write(data[: RESERVE_BYTES - 1].ljust(RESERVE_BYTES - 1) + b"\n")
-                os.fsync(file.fileno())
-            try:
-                os.link(self._reserve, self.path)
-            except FileExistsError:
-                pass
-            except OSError:  # a second name may cost room, too: on tmpfs it counts as a file
-                if os.path.lexists(self.path):
-                    raise
-                os.rename(self._reserve, self.path)
-        give_back(self.path)
+            os.link(kept, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a second name may cost room, too: on tmpfs it counts as a file
+            if os.path.lexists(path):
+                raise
+            os.rename(kept, path)
+    give_back(path)
 
 
 def give_back(path: str) -> None:

@@ -100,7 +100,7 @@ class Logs:
         """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
         log = self.seen.log
         if not log.verified:
-            if self._never_began() and not os.path.exists(log.path):
+            if not os.path.exists(log.path) and self._not_begun() and not (self.follow and self._may_begin()):
                 return  # there is no log, and there never was
             raise Refusal(
                 "identity",
@@ -112,16 +112,19 @@ class Logs:
         for section in [*self.sections, *(repeat.section for repeat in self.repeats)]:
             self.begin(section)
 
-    def _never_began(self) -> bool:
-        """Whether it is on record that the run never started, or its supervisor is gone before it had a record."""
+    def _not_begun(self) -> bool:
+        """Whether it is on record that the run never started, or nothing is that it did."""
         if self.seen.exit is not None:
             return self.seen.exit.never_started is not None
+        return not self.seen.program_seen and not os.path.lexists(self.paths.supervisor)
+
+    def _may_begin(self) -> bool:
+        """Whether a supervisor may be about to make its log."""
         try:
             claimed_at = os.stat(self.paths.claim).st_mtime
         except OSError:
-            return False
-        gone = not self.seen.supervisor_alive and not os.path.lexists(self.paths.supervisor)
-        return gone and self.seen.observed_at - claimed_at > BEGINS_S
+            claimed_at = self.seen.created_at
+        return self.seen.exit is None and self.seen.observed_at - claimed_at < BEGINS_S
 
     def open_foreign(self, logs: Iterable[ForeignLog]) -> list[Section]:
         """Each log of the program's, and what it was rotated from, wherever these files are now: those that are new."""

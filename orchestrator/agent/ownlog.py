@@ -23,7 +23,9 @@ def log_file(paths: RunPaths, attempt: int, record: SupervisorRecord | None, *, 
     try:
         fd = files.open_regular(path)
     except OSError as error:
-        why = "it was deleted, or moved away" if isinstance(error, FileNotFoundError) else error.strerror
+        why = error.strerror
+        if isinstance(error, FileNotFoundError):
+            why = "it was deleted, or moved away" if record is not None else "nothing has begun yet that would write it"
         return LogFile(path=path, size=0, modified_at=0.0, verified=False, why=why)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)

@@ -61,7 +61,7 @@ def _never_started(spec: RunSpec, paths: RunPaths, why: str) -> None:
     try:
         files.claim(paths.claim, "start")
         ending = ExitRecord(at=time.time(), never_started=why, nonce=spec.nonce)
-        files.create_json(paths.exit, to_json(ending))
+        files.create_reserved(paths.exit, to_json(ending))
     except OSError as error:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise Refusal("preflight", f"{why}; nothing was started, and no record kept", hint_of(error)) from error
@@ -124,8 +124,8 @@ def _lay_out(call: Call, spec: RunSpec, paths: RunPaths, bundle: str) -> None:
     environ = environment(call, spec, paths, bundle)
     items = (os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items())
     files.write_whole(paths.env, b"\0".join(items), mode=0o600)
-    # A full disk must not keep the run from being stopped, nor from saying how far it is.
-    for record in (paths.stop, paths.stopper, paths.scan):
+    # A full disk must not keep the run from being stopped, nor from saying how far it is and how it has ended.
+    for record in (paths.stop, paths.stopper, paths.scan, paths.exit):
         files.reserve(record)
     with open(paths.stop_lock, "a"):
         pass

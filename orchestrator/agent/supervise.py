@@ -52,8 +52,11 @@ def main(run_root: str) -> int:
         supervisor = Supervisor(paths, found[0], found[1])
         program = supervisor.start()
     except OSError as error:
-        why = f"the supervisor failed: {error.filename or ''}: {os.strerror(error.errno or 0)}"
-        files.create_json(paths.exit, to_json(ExitRecord(at=time.time(), never_started=why, nonce=found[0].nonce)))
+        from orchestrator.agent.main import describe  # of no use to a supervisor that has begun
+
+        why = f"the supervisor failed: {describe(error, run_root)}"
+        ending = ExitRecord(at=time.time(), never_started=why, nonce=found[0].nonce)
+        files.create_reserved(paths.exit, to_json(ending))
         return 1
     if program is not None:
         supervisor.see_through(program)
@@ -107,7 +110,6 @@ class Supervisor:
             before=foreign.snapshot(self.cwd, self.argv, environ), patterns=self.spec.patterns, journal=self.journal,
             tree=lambda: self.pipes.seen(proc.descendants(os.getpid(), self.spec.nonce)),
         )  # fmt: skip
-        self.ending = files.Reserved(self.paths.exit)
         try:
             program = subprocess.Popen(
                 self.argv, cwd=self.cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log_fd, stderr=log_fd,
@@ -133,7 +135,7 @@ class Supervisor:
         cgroup.remove(self.record.cgroup)
         while True:
             try:
-                self.ending.create(to_json(ending))
+                files.create_reserved(self.paths.exit, to_json(ending))
                 for record in (self.paths.stop, self.paths.stopper, self.paths.scan):
                     files.give_back(record)
                 break
@@ -158,7 +160,8 @@ class Supervisor:
 
     def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
         why = spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", ""))
-        self.ending.create(to_json(ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)))
+        ending = ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)
+        files.create_reserved(self.paths.exit, to_json(ending))
         self.journal.event("ended", never_started=why)
         self._write_scan()
 

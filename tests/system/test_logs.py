@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -114,3 +116,18 @@ def test_last_says_what_it_resolved_to(specctl: Specctl) -> None:
     run_id = finished(specctl, TEXT)
     done = specctl("logs", "@last", "-n", "1")
     assert done.out == "line 100 even\n" and f"@last is {run_id}" in done.err
+
+
+def test_a_run_whose_supervisor_was_gone_before_it_began_has_no_lines(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", "no-such-program").json["run_id"]
+    folder = specctl.run_dir(run_id)
+    for name in ("exit.json", "supervisor.json", f"{run_id}.a1.log"):
+        (folder / name).unlink()
+    assert specctl("logs", run_id).code == 1
+    assert specctl("logs", run_id, "-f").code == 3, "its log may come yet"
+    os.utime(folder / "claim", (1, 1))
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "created_at": record["created_at"] - 60}))
+    for words in (["logs", run_id], ["logs", run_id, "-f"]):
+        done = specctl(*words)
+        assert done.out == "" and done.code == 1 and "NEVER_STARTED" in done.err and "deleted" not in done.err
