@@ -30,9 +30,11 @@ def write_whole(path: str, data: bytes, *, mode: int = 0o644, durable: bool = Fa
         raise
 
 
-def write_json(path: str, value: Any, *, durable: bool = False) -> None:
-    """`write_whole`; on a full disk into the room that `reserve` has kept, or that the last value took."""
-    data = json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"
+def write_json(path: str, value: Any, *, durable: bool = False, block_bytes: int = 1) -> None:
+    """`write_whole`; on a full disk into the room that `reserve` has kept, or that the last value took: with
+    `block_bytes`, its size is a multiple of that, so that the next one fits as well."""
+    data = json.dumps(value, ensure_ascii=True).encode("ascii")
+    data = data.ljust(-(-(len(data) + 1) // block_bytes) * block_bytes - 1) + b"\n"
     try:
         write_whole(path, data, durable=durable)
     except OSError as error:

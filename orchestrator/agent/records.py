@@ -158,4 +158,5 @@ def followed(paths: RunPaths, nonce: str) -> list[FollowedLog]:
 
 
 def write_followed(paths: RunPaths, nonce: str, attempt: int, logs: list[FollowedLog]) -> None:
-    files.write_json(paths.scan, {"nonce": nonce, "attempt": attempt, "logs": [to_json(log) for log in logs]})
+    value = {"nonce": nonce, "attempt": attempt, "logs": [to_json(log) for log in logs]}
+    files.write_json(paths.scan, value, block_bytes=files.RESERVE_BYTES)
