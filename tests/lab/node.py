@@ -36,6 +36,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM yes
 PrintMotd no
+LogLevel VERBOSE
 AcceptEnv LANG LC_*
 Subsystem sftp /usr/lib/openssh/sftp-server
 """
