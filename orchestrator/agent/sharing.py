@@ -8,20 +8,23 @@ for each line anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from orchestrator.agent import proc, records
 from orchestrator.agent.foreign import flags_of
 from orchestrator.model import ForeignLog, Process, WorkPaths
 
 
-def others(logs: Iterable[ForeignLog], *, workdir: str, run_id: str, nonce: str) -> dict[str, str]:
-    """path -> who else writes it, for those of `logs` (all of one run) that somebody else writes too."""
+def others(
+    logs: Iterable[ForeignLog], *, workdir: str, run_id: str, nonce: str, tree: Iterable[Process] = ()
+) -> dict[str, str]:
+    """path -> who else writes it, for those of `logs` (all of one run) that somebody else writes too. `tree`: processes
+    of the run, as far as they are known already: what they hold open need not be asked."""
     wanted = {log.path: log for log in logs}
     if not wanted:
         return {}
     found = _other_runs(wanted, workdir, run_id)
-    holders = _writers(wanted)
+    holders = _writers(wanted, {process.pid: process.start_ticks for process in tree})
     if not holders:
         return found
     # Again and again: a process that is just being born is for a moment nobody's.
@@ -39,11 +42,14 @@ def others(logs: Iterable[ForeignLog], *, workdir: str, run_id: str, nonce: str)
     return found
 
 
-def _writers(wanted: Iterable[str]) -> list[tuple[str, Process]]:
-    """Every process of this machine that holds one of these paths open for writing, in one walk."""
+def _writers(wanted: Iterable[str], known: Mapping[int, int]) -> list[tuple[str, Process]]:
+    """Every process of this machine that holds one of these paths open for writing, in one walk, but for
+    those that are known (pid -> start time)."""
     paths = set(wanted)
     result = []
     for pid in proc.pids():
+        if pid in known and proc.same(pid, known[pid]) is not None:
+            continue
         for path in {path for _, path in proc.open_paths(pid)} & paths:
             process = proc.stat(pid)
             if process is not None and process[0].alive and _writes(pid, path):

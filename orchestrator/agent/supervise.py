@@ -23,6 +23,7 @@ from orchestrator.agent.merge import merge
 from orchestrator.agent.pane import Pane
 from orchestrator.agent.pipes import Pipes
 from orchestrator.agent.watch import LogWatch
+from orchestrator.logscan import StepEvent
 from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,6 +31,8 @@ QUICK_S = 3.0
 """How long after the start everything is looked at often: this is when programs die and logs are opened."""
 LAST_WORDS_BYTES = 64 << 20
 """So much of what a program has printed is read before its end is recorded; the rest after that."""
+SCAN_S = 1.0
+"""So old is what `scan.json` says at most, when steps are all that has been read since."""
 INDEX_BYTES = 1 << 20
 INDEX_S = 5.0
 """How close the marks stand by which `logs --since` finds a time, in a log that grows."""
@@ -207,7 +210,10 @@ class Supervisor:
         events += [event for follower in self.logs.followers for event in follower.advance(now)]
         self.journal.write(events, now)
         read_to = sum(follower.offset for follower in self.logs.followers)
-        if events or self.logs.changed or (read_to != self.written_to and time.monotonic() - self.written_at > 0.5):
+        # A step more can wait a moment to be told, whatever else has happened cannot.
+        urgent = quick or self.logs.changed or any(not isinstance(event, StepEvent) for event in events)
+        stale = read_to != self.written_to and time.monotonic() - self.written_at > SCAN_S
+        if stale or (urgent and (events or self.logs.changed)):
             self._write_scan()
             self.logs.changed = False
             self.written_to, self.written_at = read_to, time.monotonic()

@@ -26,6 +26,9 @@ COPIES_LIMIT = 1000
 """So many stretches of copied lines are written down, for who searches the log again."""
 LOOK_S, QUICK_LOOK_S = 2.0, 0.02
 SHARING_S, QUICK_SHARING_S = 2.0, 0.25
+SELDOM_S = 10.0
+PART_OF_A_CORE = 0.002
+"""A look at many processes takes long: it is then made so much more seldom that it costs no more than this."""
 
 
 class LogWatch:
@@ -70,8 +73,9 @@ class LogWatch:
         own.copied.clear()
         if time.monotonic() < self._look_at and not self._moved():
             return []
-        self._look_at = time.monotonic() + (QUICK_LOOK_S if quick else LOOK_S)
-        held = foreign.held(self.tree(), self.paths.root)
+        begun_s = time.process_time()
+        tree = self.tree()
+        held = foreign.held(tree, self.paths.root)
         writing = {one.key for one in held if one.writing}
         reading = [one for one in held if not one.writing and not self._is_new(one)]
         self._reads = bool(reading)
@@ -84,9 +88,11 @@ class LogWatch:
         events: list[Event] = []
         for path in dict.fromkeys(paths):
             events += self._take(path, writing, now)
+        self._look_at = time.monotonic() + (QUICK_LOOK_S if quick else _pause_s(LOOK_S, begun_s))
         if paths or time.monotonic() >= self._share_at:
-            self._share_at = time.monotonic() + (QUICK_SHARING_S if quick else SHARING_S)
-            self._ask_who_writes()
+            begun_s = time.process_time()
+            self._ask_who_writes(tree)
+            self._share_at = time.monotonic() + (QUICK_SHARING_S if quick else _pause_s(SHARING_S, begun_s))
         return events + self._close_gone(writing, now)
 
     def followed(self) -> list[FollowedLog]:
@@ -131,11 +137,12 @@ class LogWatch:
 
     # --- whose lines ------------------------------------------------------------------------------------------------
 
-    def _ask_who_writes(self) -> None:
+    def _ask_who_writes(self, tree: list[Process]) -> None:
         mine = [one for one in self.followers[1:] if not one.shared]
         workdir = os.path.dirname(os.path.dirname(self.paths.root))
         found = sharing.others(
-            [one.foreign for one in mine if one.foreign], workdir=workdir, run_id=self.paths.run_id, nonce=self.nonce
+            [one.foreign for one in mine if one.foreign], workdir=workdir, run_id=self.paths.run_id, nonce=self.nonce,
+            tree=tree,
         )
         for follower in mine:
             by = found.get(follower.path)
@@ -191,6 +198,11 @@ class LogWatch:
             first, second = self.closed[:2]
             self.closed[:2] = [FollowedLog(summary=merge([first, second]), foreign=second.foreign)]
         return events
+
+
+def _pause_s(least_s: float, begun_s: float) -> float:
+    """How long to wait after work that began when this process had used `begun_s` seconds of a core."""
+    return min(max(least_s, (time.process_time() - begun_s) / PART_OF_A_CORE), max(least_s, SELDOM_S))
 
 
 def _key_at(path: str) -> Key | None:
