@@ -233,8 +233,9 @@ def test_the_observer_sees_from_outside_what_begins_forks_writes_and_dies(lab_re
 # --- the bounded part -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [11, 12, 13, 14])
 def test_a_short_chaos_has_no_false_word(lab_ready: None, seed: int) -> None:
-    ledger = run(seed=seed, launches=5, lanes=1)
-    assert not ledger.said, "\n\n".join([*ledger.said, f"again: make chaos SEED={seed} LAUNCHES=5 LANES=1"])
-    assert ledger.launches == 5 and sum(ledger.judged.values()) > 5, "and the oracle was asked"
+    ledger = run(seed=seed, launches=4, lanes=1)
+    assert not ledger.said, "\n\n".join([*ledger.said, f"again: make chaos SEED={seed} LAUNCHES=4 LANES=1"])
+    assert ledger.launches >= 4 and sum(ledger.judged.values()) > 4, "and the oracle was asked"

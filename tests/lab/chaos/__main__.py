@@ -5,39 +5,28 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-import threading
-import traceback
+from functools import partial
 from pathlib import Path
 
 from tests.lab.chaos.lane import Lane
 from tests.lab.chaos.ledger import Ledger
 from tests.lab.chaos.pool import Pool
-from tests.lab.chaos.steps import Actor
+from tests.lab.chaos.steps import Actor, Crew
 from tests.lab.lab import LabUnavailable, setup
 
 
 def run(*, seed: int, launches: int, lanes: int, transcript: Path | None = None) -> Ledger:
     """Does the sequences of one seed; whatever breaks in a lane itself is raised."""
     ledger = Ledger(seed=seed)
-    errors: list[BaseException] = []
 
     def drive(number: int, pool: Pool) -> None:
         share = launches // lanes + (number < launches % lanes)
-        try:
-            with Lane(number, seed=seed, pool=pool, ledger=ledger, transcript=transcript) as lane:
-                Actor(lane).episodes(share)
-        except BaseException as error:
-            traceback.print_exc()
-            errors.append(error)
+        with Lane(number, seed=seed, pool=pool, ledger=ledger, transcript=transcript) as lane:
+            Actor(lane).episodes(share)
 
-    with Pool() as pool:
-        threads = [threading.Thread(target=drive, args=(number, pool)) for number in range(lanes)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+    with Pool() as pool, Crew() as crew:
+        for number in range(lanes):
+            crew.do(partial(drive, number, pool))
     return ledger
 
 
