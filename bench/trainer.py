@@ -127,8 +127,8 @@ def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: 
     replicas = Replicas(drafters)
 
     def step(rank: int) -> None:
-        average = partial(replicas.average, rank) if drafters > 1 else None
-        members[rank].step(batches[rank], lr=1e-5, average=average, hashed=False)
+        average = partial(replicas.average, rank, members[rank].flat.gradients) if drafters > 1 else None
+        members[rank].step([batches[rank]], lr=1e-5, average=average, hashed=False)
 
     def warm(_unit: compile_plan.Unit) -> dict[str, Any]:
         compile_plan.settle_thread(device, cpu_threads=1, compiles=bool(kernels.compiled))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,7 @@ Index = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 Momentum = Annotated[Float, Field(ge=0, lt=1)]
-Device = Annotated[Str, Field(pattern=r"^(cpu|cuda:[0-9]+)$")]
+Device = Annotated[Str, Field(pattern=r"^(auto|cpu|cuda:[0-9]+)$")]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 BLOCK_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -34,10 +34,34 @@ class ConfigError(Exception):
 
 
 class Devices(Model):
-    target: Annotated[list[Device], Field(min_length=1, max_length=1)]
-    """One target thread."""
+    shorthands: ClassVar[dict[str, Any]] = {"auto": {"target": ["auto"], "drafter": ["auto"]}}
+
+    target: Annotated[list[Device], Field(min_length=1)]
+    """One target thread each; a device may be named several times, and holds the model once. `auto`, alone: one for
+    each GPU of the machine, or the CPU."""
     drafter: Annotated[list[Device], Field(min_length=1)]
-    """One replica and one thread each; a device may be named several times."""
+    """One replica and one thread each; a device may be named several times. `auto`, alone: one for each GPU of the
+    machine, as many as `batch_size` can be divided by, or one on the CPU."""
+
+    @model_validator(mode="after")
+    def _auto_is_alone(self) -> Devices:
+        for key, names in (("target", self.target), ("drafter", self.drafter)):
+            if "auto" in names and len(names) > 1:
+                raise ProblemAt((key,), "auto stands alone, for all that the machine has")
+        return self
+
+    def named(self) -> list[str]:
+        """Those that the machine has to have."""
+        return [name for name in (*self.target, *self.drafter) if name != "auto"]
+
+    def on(self, gpus: int, *, batch_size: int) -> Devices:
+        """With `auto` filled in for a machine of so many GPUs."""
+        every = [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
+        drafters = max(count for count in range(1, len(every) + 1) if batch_size % count == 0)
+        return Devices(
+            target=every if self.target == ["auto"] else self.target,
+            drafter=every[:drafters] if self.drafter == ["auto"] else self.drafter,
+        )
 
 
 class CpuThreads(Model):
@@ -105,6 +129,16 @@ class OptimizerConfig(Model):
     clip_norm: Positive = 1.0
 
 
+class WatchdogConfig(Model):
+    action: Literal["stop", "report", "off"] = "stop"
+    """When no step ends for too long: stop the run with an error, or report it and go on waiting. Either way the log
+    then shows what every thread does."""
+    least_s: Positive = 60.0
+    factor: Positive = 20.0
+    """Too long: longer than `least_s` and than so many median steps; ten times `least_s` for the first step, and five
+    times as long for a checkpoint."""
+
+
 class Config(Model):
     steps: Count
     batch_size: Count
@@ -116,10 +150,19 @@ class Config(Model):
     checkpoint_every: Count = 500
     keep_checkpoints: Count = 3
     log_every: Count = 1
+    sync: Literal["grads", "params"] = "grads"
+    """grads: the replicas add up their gradients in every step, which makes one step of all. params: each steps on its
+    own share, and every `sync_every` steps weights and moments are averaged."""
+    sync_every: Count = 1
+    """Steps between two averagings of `sync: params`; a checkpoint brings one forward."""
     replica_check_every: Count = 20
-    """Steps between two proofs that all replicas hold the same weights; one precedes every checkpoint besides."""
+    """Steps between two proofs that all replicas hold the same weights (with `sync: params`, from the next averaging
+    on); one precedes every checkpoint besides."""
+    on_worker_death: Literal["stop", "degrade"] = "stop"
+    """degrade: when a drafter or a target thread fails, the others go on, and do its share too."""
+    watchdog: WatchdogConfig = WatchdogConfig()
     queue_depth: Count = 2
-    """Micro-batches that may wait in front of each drafter."""
+    """Micro-batches that may wait in front of each drafter, and pieces of work in front of each target thread."""
     devices: Devices
     compile_on_cpu: Literal["off", "aot_eager"] = "off"
     """aot_eager: trace on the CPU what is compiled on CUDA, under the same rules; slower, to try those rules out."""
@@ -135,6 +178,8 @@ class Config(Model):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:
+        if self.sync == "grads" and self.sync_every > 1:
+            raise ProblemAt(("sync_every",), "belongs to sync: params; gradients are added up in every step")
         replicas = len(self.devices.drafter)
         if self.batch_size % replicas:
             raise ProblemAt(("batch_size",), f"must be a multiple of the {replicas} drafters, is {self.batch_size}")
@@ -151,8 +196,8 @@ class Config(Model):
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
             "captured_layers": self.target.captured_layers,
         }  # fmt: skip
-        devices = [*self.devices.target, *self.devices.drafter]
-        return {"model": {"target.path": self.target.path}, "files": files, "wanted": wanted, "devices": devices}
+        model = {"target.path": self.target.path}
+        return {"model": model, "files": files, "wanted": wanted, "devices": self.devices.named()}
 
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
@@ -165,7 +210,8 @@ class Config(Model):
         """What may change on a resume, but not without a word."""
         optimizer = {f"optimizer.{key}": value for key, value in self.optimizer.model_dump().items()}
         dtypes = {"target.dtype": self.target.dtype, "drafter.dtype": self.drafter.dtype}
-        return {"steps": self.steps, **optimizer, **dtypes}
+        sync = {"sync": self.sync, "sync_every": self.sync_every}
+        return {"steps": self.steps, **sync, **optimizer, **dtypes}
 
 
 def load_config(path: str) -> Config:

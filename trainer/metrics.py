@@ -24,6 +24,7 @@ from trainer.config import ConfigError
 
 HEARTBEAT_MIN_S = 0.5
 HEARTBEAT_MAX_S = 2.0
+SHARES = ("busy", "wait_input", "wait_room", "wait_peers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,15 +55,26 @@ def identity_from_environment(environment: Mapping[str, str]) -> RunIdentity | N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStep:
+    """One worker between two logged steps. `busy` and the waits are shares of the time between them."""
+
     name: str
     loss: float | None = None
-    """None for a target, which takes no step of its own."""
-    tok_s: float
+    """None for all but drafters, who alone take a step."""
+    tok_s: float | None = None
+    busy: float = 0.0
+    wait_input: float = 0.0
+    wait_room: float = 0.0
+    wait_peers: float = 0.0
+    """For other drafters, to whom it is all the same what this one waits for."""
+
+    @property
+    def stage(self) -> str:
+        return self.name.rpartition("-")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStep:
-    """One optimizer step, as it is logged. The waits are shares of the time since the last logged step."""
+    """One optimizer step, as it is logged."""
 
     step: int
     loss: float
@@ -71,11 +83,20 @@ class RunStep:
     grad_norm: float
     queued: int
     queue_size: int
-    wait_target: float
-    """Drafters waiting for the target."""
-    wait_drafter: float
-    """The target waiting for room in the queue."""
     workers: list[WorkerStep] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Workers that have failed, and without which the run goes on."""
+
+    def mean(self, stage: str, share: str) -> float:
+        """Of all workers of a stage."""
+        shares = [float(getattr(worker, share)) for worker in self.workers if worker.stage == stage]
+        return sum(shares) / len(shares) if shares else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """The stage that waits least for the others: what is faster elsewhere changes nothing."""
+        stages = dict.fromkeys(worker.stage for worker in self.workers)
+        return min(stages, key=lambda stage: self.mean(stage, "wait_input") + self.mean(stage, "wait_room"))
 
 
 class Throughput:
@@ -173,22 +194,39 @@ class Reporter:
         self._write_heartbeat()
 
     def step(self, done: RunStep) -> None:
-        """Log a step: a line per worker, then one for the run."""
+        """Log a step: a line per worker (the loader has none), then one for the run."""
         step = f"step={done.step}"
-        self._metric(done.step, loss=done.loss, tok_s=done.tok_s, lr=done.lr, grad_norm=done.grad_norm, worker=None)
+        lost = {"lost": done.lost} if done.lost else {}
+        self._metric(
+            done.step, loss=done.loss, tok_s=done.tok_s, lr=done.lr, grad_norm=done.grad_norm, worker=None,
+            bottleneck=done.bottleneck, **lost,
+        )  # fmt: skip
         for worker in done.workers:
             lr = None if worker.loss is None else done.lr
-            self._metric(done.step, loss=worker.loss, tok_s=worker.tok_s, lr=lr, grad_norm=None, worker=worker.name)
+            shares = {name: round(getattr(worker, name), 4) for name in SHARES}
+            self._metric(
+                done.step, loss=worker.loss, tok_s=worker.tok_s, lr=lr, grad_norm=None, worker=worker.name, **shares
+            )  # fmt: skip
         lines = [
             f"worker={one.name} tok/s={one.tok_s:.1f}" if one.loss is None
-            else f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}" for one in done.workers
+            else f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}"
+            for one in done.workers if one.tok_s is not None
         ]  # fmt: skip
         lines.append(
             f"{step} loss={done.loss:.4f} tok/s={done.tok_s:.1f} lr={done.lr:.2e} grad_norm={done.grad_norm:.2f}"
             f" queue={done.queued}/{done.queue_size}"
-            f" wait_target={done.wait_target:.0%} wait_drafter={done.wait_drafter:.0%}"
+            f" wait_target={done.mean('drafter', 'wait_input'):.0%} wait_drafter={done.mean('target', 'wait_room'):.0%}"
+            f" bottleneck={done.bottleneck}" + (f" lost={','.join(done.lost)}" if done.lost else "")
         )
         self.say("\n".join(lines))
+
+    def no_progress(self, what: str, stacks: Mapping[str, str], **facts: Any) -> None:
+        """What every thread does, as lines and as an event."""
+        told = [f"watchdog: {what}; what the threads do:"]
+        for name, stack in stacks.items():
+            told += [f"  in {name}:", *("    " + line for line in stack.rstrip().splitlines())]
+        self.say("\n".join(told))
+        self.event("no_progress", message=what, stacks=dict(stacks), **facts)
 
     def advanced(self, step: int) -> None:
         """A step is done, logged or not: the heartbeat says so, at most twice a second."""
@@ -196,11 +234,16 @@ class Reporter:
         if time.monotonic() - self._heartbeat_at >= HEARTBEAT_MIN_S:
             self._write_heartbeat()
 
+    @property
+    def is_checkpointing(self) -> bool:
+        return self._checkpointing
+
     def checkpointing(self, now: bool) -> None:
         self._checkpointing = now
         self._write_heartbeat()
 
-    def exception(self, worker: str | None, error: BaseException) -> None:
+    def exception(self, worker: str | None, error: BaseException, *, step: int | None = None, doing: str | None = None
+                  ) -> None:  # fmt: skip
         """On stderr, Python's own form of an exception in a thread, or (None) in the main program; and the event."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         kind = type(error)
@@ -209,7 +252,8 @@ class Reporter:
         with self._print_lock, contextlib.suppress(OSError):
             sys.stderr.write(f"Exception in thread {worker}:\n{text}" if worker else text)
             sys.stderr.flush()
-        self.event("exception", worker=worker, type=name, message=str(error), traceback=text)
+        where = {key: value for key, value in (("step", step), ("doing", doing)) if value is not None}
+        self.event("exception", worker=worker, type=name, message=str(error), traceback=text, **where)
 
     # --- records ---
 

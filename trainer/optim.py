@@ -60,6 +60,8 @@ class FlatWeights:
         self.weights = torch.zeros(size, device=device)
         self.gradients = torch.zeros(size, device=device)
         self.decaying = decaying
+        self.adds = False
+        """Whether `collect` adds to what is there: the second and later micro-batches of a step."""
         self._parameters = [parameter for _, parameter in named]
         self._gradient_of = [place.of(self.gradients) for place in self.places]
         for place, parameter in zip(self.places, self._parameters, strict=True):
@@ -69,9 +71,10 @@ class FlatWeights:
             parameter.data = place.of(self._working)
 
     def collect(self) -> None:
-        """Take the gradients that a backward left at the parameters, instead of the ones before."""
+        """Take the gradients that a backward left at the parameters, instead of the ones before, or beside them."""
         # Each backward makes fresh ones: cheaper than to clear a buffer and have them added to it.
-        torch._foreach_copy_(self._gradient_of, [parameter.grad for parameter in self._parameters])
+        take = torch._foreach_add_ if self.adds else torch._foreach_copy_
+        take(self._gradient_of, [parameter.grad for parameter in self._parameters])
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -8,14 +8,15 @@ on, and read when the next one is under way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.blocks import Blocks, bring
+from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.data import Cursor
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
@@ -40,6 +41,9 @@ class MicroBatch:
     tokens: int
     cursor: Cursor
     """Where the data goes on after this step."""
+    made: Span | None = None
+    """While its features were computed, and by which target thread."""
+    made_by: int = 0
     ready: Any = None
     """CUDA event after which the tensors may be read."""
 
@@ -53,6 +57,8 @@ class Figures:
     hash: Tensor | None
     done: Any
     """CUDA event after which they are there."""
+    stalls: list[Span] = field(default_factory=list)
+    """While the device had nothing to do because a micro-batch was not ready."""
 
     @property
     def arrived(self) -> bool:
@@ -61,6 +67,10 @@ class Figures:
     def wait(self) -> None:
         if self.done is not None:
             self.done.synchronize()
+
+    @property
+    def stalled_s(self) -> float:
+        return sum(stall.seconds() for stall in self.stalls)
 
     @property
     def loss(self) -> float:
@@ -93,49 +103,69 @@ class Replica:
         self._chunk_rows = config.drafter.head_chunk_rows
         self._broken = torch.zeros((), device=device)
         """1 from the first loss or gradient on that is not finite: the weights stay as they were before it."""
+        self.scale = 1.0
+        """Of the gradients: as many as there are replicas, where each steps on its own share's alone."""
+        self.steps_done = 0
+        """Optimizer steps, begun at least as far as the device is concerned."""
+        self._stalls: list[Span] = []
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What this replica does belongs inside: its own stream, where there are streams."""
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
-               tokens: int, cursor: Cursor) -> MicroBatch:  # fmt: skip
-        """A micro-batch with its tensors brought to this replica's device; called by the target thread.
+               tokens: int, cursor: Cursor, made: Span | None = None, made_by: int = 0) -> MicroBatch:  # fmt: skip
+        """A micro-batch with its tensors brought to this replica's device; called by a target thread.
 
         `features_BSF` is [rows, S, captured * H], in the target's type and on its device; `blocks` has the same rows.
         """
         weight = blocks.weights_BNk.sum().item()
-        features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
         ready = None
-        if self._stream is not None:
-            ready = torch.cuda.current_stream(self.device).record_event()
-            for tensor in (features_BSF, *blocks.tensors()):
-                # Made on the target's stream: its memory must not be given away before this one has read it.
-                tensor.record_stream(self._stream)
+        elsewhere = self._intake is not None and features_BSF.device != self.device
+        # A copy from another device begins when the target is through, and holds up neither what the target does next
+        # nor what this replica does meanwhile.
+        with torch.cuda.stream(self._intake) if elsewhere else contextlib.nullcontext():
+            features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
+            if self._stream is not None:
+                ready = torch.cuda.current_stream(self.device).record_event()
+                for tensor in (features_BSF, *blocks.tensors()):
+                    # Made on another stream: its memory must not be given away before this replica's has read it.
+                    tensor.record_stream(self._stream)
         return MicroBatch(
             step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum, weight=weight,
-            tokens=tokens, cursor=cursor, ready=ready,
+            tokens=tokens, cursor=cursor, made=made, made_by=made_by, ready=ready,
         )  # fmt: skip
 
-    def step(self, batch: MicroBatch, *, lr: float, average: Callable[[Tensor], None] | None, hashed: bool) -> Figures:
-        """One optimizer step; `average` brings in the other replicas' gradients. A step with a loss or gradient that is
-        not finite changes nothing, and neither does any after it. `hashed`: the figures hold the new weights' hash."""
-        loss = self.loss_and_gradients(batch)
+    def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
+             average: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+             ) -> Figures:  # fmt: skip
+        """One optimizer step on `batches` together. `average` brings the other replicas' gradients into the flat ones;
+        `after` may change the weights that the optimizer has left. A step with a loss or gradient that is not finite
+        changes nothing, and neither does any after it. `hashed`: the figures hold the new weights' hash."""
+        loss, self._stalls = torch.zeros((), device=self.device), []
+        for number, batch in enumerate(batches):
+            self.flat.adds = number > 0
+            loss = loss + self.loss_and_gradients(batch)
+        self.flat.adds = False
         own_norm = norm = self.flat.gradients.norm()
         if average is not None:
-            average(self.flat.gradients)
+            average()
             norm = self.flat.gradients.norm()
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         self._broken = torch.where(finite, self._broken, 1.0)
         self.optimizer.step(lr, norm=norm, broken=self._broken)
+        self.steps_done += 1
+        if after is not None:
+            after()
         values_3 = torch.stack([loss, own_norm, norm]).double()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
             return Figures(values_3=values_3, hash=hash_, done=None)
         host_3 = values_3.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
-        return Figures(values_3=host_3, hash=host_hash, done=self._stream.record_event())
+        return Figures(values_3=host_3, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
 
     def loss_and_gradients(self, batch: MicroBatch) -> Tensor:
         """Fill the flat gradients; returns this share's part of the step's loss, on the device.
@@ -143,16 +173,19 @@ class Replica:
         Under a forbidden recompile a batch of another shape is torch's error, naming the guard.
         """
         if batch.ready is not None:
+            begin = mark(self.device)
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
+            self._stalls.append(Span(begin=begin, end=mark(self.device)))
         features_BSF = batch.features_BSF.to(self.ends.head_VH.dtype)
         slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, self.kernels)
         loss = block_loss(
-            slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum, chunk_rows=self._chunk_rows,
-            chunk_loss=self.kernels.chunk_loss, last_chunk_loss=self.kernels.last_chunk_loss,
+            slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum / self.scale,
+            chunk_rows=self._chunk_rows, chunk_loss=self.kernels.chunk_loss,
+            last_chunk_loss=self.kernels.last_chunk_loss,
         )  # fmt: skip
         loss.backward()
         self.flat.collect()
-        return loss.detach()
+        return loss.detach() / self.scale
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own state, no copy, by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
@@ -168,4 +201,13 @@ class Replica:
         for name, tensor in {**self.flat.named(self.flat.weights), **self.moments()}.items():
             tensor.copy_(found[name].view_as(tensor))
         self.flat.spread()
+        self.resume_at(steps_done)
+
+    def resume_at(self, steps_done: int) -> None:
+        """Go on as after `steps_done` steps, with whatever weights and moments there are."""
+        self.steps_done = steps_done
         self.optimizer.resume_at(steps_done)
+
+    def state(self) -> list[Tensor]:
+        """The flat buffers that a replica goes on from: weights, then moments."""
+        return [self.flat.weights, *self.optimizer.moments.values()]

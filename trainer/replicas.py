@@ -9,14 +9,15 @@ for each other by events, and no thread waits for a device. A barrier that anoth
 
 from __future__ import annotations
 
+import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.pipeline import Aborted
+from trainer.pipeline import Aborted, waiting
 
 HASH_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Weights whose products, 8 bytes each, exist at once: few enough for a cache, and enough to keep a GPU busy."""
@@ -24,6 +25,10 @@ HASH_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 class ReplicasDiffer(RuntimeError):
     """The replicas no longer hold the same weights: a bug or broken hardware, never to be trained on."""
+
+    def __init__(self, worker: str, message: str) -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 class Replicas:
@@ -47,7 +52,8 @@ class Replicas:
     def meet(self) -> None:
         """Wait until all replicas are here."""
         try:
-            self._barrier.wait()
+            with waiting("peers"):
+                self._barrier.wait()
         except threading.BrokenBarrierError:
             raise Aborted from None
 
@@ -68,6 +74,12 @@ class Replicas:
                 gradients[low:high] = self._part(other, low, high, gradients.device)
         # The caller changes them next: not before everybody has fetched this replica's slice.
         self._published(2, rank, gradients)
+
+    def mean(self, rank: int, buffers: Sequence[Tensor]) -> None:
+        """Make each of the flat `buffers` the mean over all replicas, in place."""
+        for buffer in buffers:
+            self.average(rank, buffer)
+            buffer /= self.count
 
     def _slice(self, rank: int, size: int) -> tuple[int, int]:
         return size * rank // self.count, size * (rank + 1) // self.count
@@ -93,10 +105,20 @@ class Replicas:
                 event.synchronize()
 
 
-def check_equal(hashes: Sequence[int], *, step: int) -> None:
-    """Raises `ReplicasDiffer` unless the replicas' weights have one hash."""
-    if len(set(hashes)) > 1:
-        raise ReplicasDiffer(f"after step {step} the weights differ by replica: hashes {list(hashes)}")
+def check_equal(hashes: Mapping[str, int], *, step: int) -> None:
+    """Raises `ReplicasDiffer` unless the replicas' weights, by worker, have one hash. It names those that are alone
+    with theirs; of two, the later one."""
+    if len(set(hashes.values())) <= 1:
+        return
+    alike = collections.Counter(hashes.values()).most_common(1)[0][0]
+    odd = [worker for worker, one in hashes.items() if one != alike]
+    same = [worker for worker in hashes if worker not in odd]
+    said = ", ".join(f"{worker} {one & (1 << 64) - 1:016x}" for worker, one in hashes.items())
+    raise ReplicasDiffer(
+        odd[0],
+        f"after step {step} the weights of {', '.join(odd)} are not those of {', '.join(same)} (hashes: {said}); a bug"
+        " or broken hardware: go on from the last checkpoint, on another device if it happens again",
+    )
 
 
 def weight_hash(weights: Tensor) -> Tensor:

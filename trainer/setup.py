@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,34 @@ BAD_ROWS_NAMED = 10
 BAD_ROWS_RECORDED = 100
 
 
-def make_replicas(config: Config, target: Target, shape: DrafterShape) -> list[Replica]:
-    """One per drafter device, all with the same fresh weights; those of a device share its copy of the frozen ends."""
+def on_this_machine(config: Config, reporter: Reporter) -> Config:
+    """`config` with the devices that this machine has. Raises `ConfigError` for one that it does not have."""
+    gpus = torch.cuda.device_count()
+    for name in config.devices.named():
+        if name != "cpu" and int(name.removeprefix("cuda:")) >= gpus:
+            raise ConfigError(f"devices: {name} is not here; torch sees {gpus} CUDA devices")
+    devices = config.devices.on(gpus, batch_size=config.batch_size)
+    if devices != config.devices:
+        reporter.say(f"devices: auto is target {', '.join(devices.target)}; drafter {', '.join(devices.drafter)}")
+    return config.model_copy(update={"devices": devices})
+
+
+def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape) -> dict[int, Replica]:
+    """One per drafter device, by rank, all with the same fresh weights; those of a device share its copy of the frozen
+    ends, which is the target's own where one is there."""
+    there = {target.device: target for target in reversed(targets)}
     ends: dict[torch.device, FrozenEnds] = {}
-    members = []
-    for device in map(torch.device, config.devices.drafter):
+    members = {}
+    for rank, device in enumerate(map(torch.device, config.devices.drafter)):
         if device not in ends:
             # On a CPU "auto" is float32: the drafter's products are small, and its losses then compare across machines.
             auto_on_cpu = config.drafter.dtype == "auto" and device.type == "cpu"
             dtype = torch.float32 if auto_on_cpu else arithmetic_dtype(config.drafter.dtype, device)
-            ends[device] = target.ends.to(device, dtype)
-        members.append(Replica(
+            ends[device] = there.get(device, targets[0]).ends.to(device, dtype)
+        members[rank] = Replica(
             shape, ends[device], kernels_for(device, compile_on_cpu=config.compile_on_cpu), config, device,
             initial=generator_for(config.seed, "weights"),
-        ))  # fmt: skip
+        )  # fmt: skip
     return members
 
 
@@ -85,16 +100,9 @@ def find_resume(
             " choose another output_dir"
         )
     was, now = found.state["may_change"], config.what_a_resume_may_change()
-    if changed := [f"{key} {was.get(key)} -> {value}" for key, value in now.items() if was.get(key) != value]:
+    if changed := [f"{key} {was.get(key)} -> {value}" for key, value in now.items() if was.get(key, value) != value]:
         reporter.say(f"resume with changes since step-{found.step}: {', '.join(changed)}")
     return found
-
-
-def check_devices(devices: list[torch.device]) -> None:
-    """Raises `ConfigError` for a device that this machine does not have."""
-    for device in devices:
-        if device.type == "cuda" and device.index >= torch.cuda.device_count():
-            raise ConfigError(f"devices: {device} is not here; torch sees {torch.cuda.device_count()} CUDA devices")
 
 
 def check_room(root: Path, needed_bytes: int) -> None:

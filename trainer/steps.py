@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from trainer.clock import Span
 from trainer.data import Cursor
 from trainer.replica import Figures, MicroBatch
 
@@ -22,15 +23,32 @@ class NonFinite(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one replica contributes to a step."""
+    """What one replica contributes to a step: usually one micro-batch, and more for those whose drafter is lost."""
 
-    batch: MicroBatch
+    worker: str
     figures: Figures
+    rows: list[int]
+    weight: float
+    weight_sum: float
+    tokens: int
+    cursor: Cursor
+    made: list[tuple[int, Span]]
+    """Which target thread made its features, and while."""
+
+    @classmethod
+    def of(cls, worker: str, batches: list[MicroBatch], figures: Figures) -> Share:
+        """Without the batches' tensors: their memory is the next one's."""
+        return cls(
+            worker=worker, figures=figures, rows=[row for batch in batches for row in batch.rows],
+            weight=sum(batch.weight for batch in batches), weight_sum=batches[0].weight_sum,
+            tokens=sum(batch.tokens for batch in batches), cursor=batches[0].cursor,
+            made=[(batch.made_by, batch.made) for batch in batches if batch.made is not None],
+        )  # fmt: skip
 
     @property
     def own_mean(self) -> float:
         """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
-        return self.figures.loss / max(self.batch.weight / self.batch.weight_sum, 1e-12)
+        return self.figures.loss / max(self.weight / self.weight_sum, 1e-12)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +70,7 @@ class Step:
     @property
     def cursor(self) -> Cursor:
         """Where the data goes on after it."""
-        return self.shares[0].batch.cursor
+        return self.shares[0].cursor
 
     @property
     def loss(self) -> float:
@@ -60,24 +78,25 @@ class Step:
 
     @property
     def norm(self) -> float:
-        """Of the gradients of all together."""
-        return self.shares[0].figures.norm
+        """Of the gradients of all together; where each replica steps on its own, the largest one's."""
+        return max(share.figures.norm for share in self.shares)
 
     @property
-    def hashes(self) -> list[int]:
-        """Of the replicas' weights after it, if it was a step that has them."""
-        return [int(share.figures.hash) for share in self.shares if share.figures.hash is not None]
+    def hashes(self) -> dict[str, int]:
+        """Of the replicas' weights after it, by worker, if it was a step that has them."""
+        return {share.worker: int(share.figures.hash) for share in self.shares if share.figures.hash is not None}
 
     def check_finite(self, *, last_checkpoint: str) -> None:
         """Raises `NonFinite`. A replica of its own before all together: its gradients have reached the others' by now,
         no weights have."""
-        for rank, share in enumerate(self.shares):
+        for share in self.shares:
             loss, norm = share.figures.loss, share.figures.own_norm
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._refuse(f"drafter-{rank}", f"loss {loss}, gradient norm {norm}", share.batch.rows, last_checkpoint)
-        if not math.isfinite(self.norm):
-            rows = [row for share in self.shares for row in share.batch.rows]
-            self._refuse("drafter-0", f"all drafters together: gradient norm {self.norm}", rows, last_checkpoint)
+                self._refuse(share.worker, f"loss {loss}, gradient norm {norm}", share.rows, last_checkpoint)
+        if not all(math.isfinite(share.figures.norm) for share in self.shares):
+            rows = [row for share in self.shares for row in share.rows]
+            what = f"all drafters together: gradient norm {self.norm}"
+            self._refuse(self.shares[0].worker, what, rows, last_checkpoint)
 
     def _refuse(self, worker: str, what: str, rows: list[int], last_checkpoint: str) -> None:
         raise NonFinite(

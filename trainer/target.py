@@ -1,6 +1,6 @@
 """The frozen target: any local Hugging Face causal language model, its captured layers, and its two ends.
 
-The target thread calls `features`; the drafters share `ends`. Layer `id` is captured by a hook on its *output*, which
+The target threads call `features`; the drafters share `ends`. Layer `id` is captured by a hook on its *output*, which
 is what the servers capture too. Hugging Face calls it `hidden_states[id + 1]`, because `[0]` is the embedding; except
 for the last layer, whose entry there has gone through the final norm. That layer may be captured, before the norm.
 """
@@ -8,7 +8,10 @@ for the last layer, whose entry there has gone through the final norm. That laye
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,15 @@ SAMPLES, SAMPLE_BYTES = 256, 1 << 16
 """How much of a file of weights is read to know it again: 16 MiB at most."""
 
 
+class _Captured(threading.local):
+    """Outputs of the captured layers, by layer; each target thread has its own."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, Tensor] = {}
+
+
 class Target:
-    """Loaded once, on the main thread; afterwards only the target thread runs it."""
+    """One target thread's. Loaded on the main thread; the threads of a device share one model there (`again`)."""
 
     def __init__(self, model: Any, tokenizer: Any, *, layer_ids: list[int], device: torch.device,
                  files: dict[str, str]) -> None:  # fmt: skip
@@ -34,10 +44,16 @@ class Target:
         """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._captured: dict[int, Tensor] = {}
+        self._captured = _Captured()
         layers = _decoder_layers(model)
         for layer_id in layer_ids:
             layers[layer_id].register_forward_hook(self._hook(layer_id))
+
+    def again(self) -> Target:
+        """The same model for one more thread of its device."""
+        other = copy.copy(self)
+        other._stream = torch.cuda.Stream(self.device) if self._stream else None
+        return other
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What the target does belongs inside: its own stream, where there are streams."""
@@ -46,17 +62,33 @@ class Target:
     @torch.no_grad()
     def features(self, ids_BS: Tensor) -> Tensor:
         """The captured layers' outputs side by side [B, S, captured * H], in the target's type."""
-        self._captured.clear()
+        outputs = self._captured.outputs
+        outputs.clear()
         self.model.base_model(input_ids=bring(ids_BS, self.device), use_cache=False)
-        features = torch.cat([self._captured[layer_id] for layer_id in self.layer_ids], dim=-1)
-        self._captured.clear()
+        features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
+        outputs.clear()
         return features
 
     def _hook(self, layer_id: int) -> Any:
+        captured = self._captured
+
         def capture(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-            self._captured[layer_id] = output[0] if isinstance(output, tuple) else output
+            captured.outputs[layer_id] = output[0] if isinstance(output, tuple) else output
 
         return capture
+
+
+def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[Target]:
+    """One for each of `devices`, with one model a device. Raises `ConfigError` like `load_target`."""
+    loaded: dict[torch.device, Target] = {}
+    targets = []
+    for device in devices:
+        if device in loaded:
+            targets.append(loaded[device].again())
+        else:
+            loaded[device] = load_target(config, device)
+            targets.append(loaded[device])
+    return targets
 
 
 def load_target(config: TargetConfig, device: torch.device) -> Target:

@@ -11,29 +11,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from trainer import checkpoint, compile_plan
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer import checkpoint, compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
 from trainer.data import Cursor, Rows, load_rows
 from trainer.drafter import DrafterShape
+from trainer.feed import Feed, step_blocks
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
-from trainer.pipeline import Channel, Crew
+from trainer.pipeline import Crew, Worker
 from trainer.replica import MicroBatch, Replica
-from trainer.replicas import Replicas, check_equal
-from trainer.setup import check_devices, check_room, find_resume, make_replicas, report_data, what_must_stay
+from trainer.replicas import Replicas, check_equal, weight_hash
+from trainer.setup import check_room, find_resume, make_replicas, on_this_machine, report_data, what_must_stay
+from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
-from trainer.target import Target, drafter_shape, load_target
+from trainer.target import Target, drafter_shape, load_targets
+from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
 
 FAILED_WORKERS_TIMEOUT_S = 8.0
 
@@ -60,27 +63,27 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
 
 def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Training:
     """Everything before the first step: target, data, replicas, resume, and warming up what compiles."""
+    config = on_this_machine(config, reporter)
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
-    check_devices(devices)
     compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target, compiles=False)
     reporter.gpu_memory_bytes = lambda: {
         str(device): torch.cuda.memory_allocated(device) for device in devices if device.type == "cuda"
     }
 
     reporter.phase("load_target")
-    target = load_target(config.target, devices[0])
-    shape = drafter_shape(target, config.drafter)
+    targets = load_targets(config.target, [torch.device(name) for name in config.devices.target])
+    shape = drafter_shape(targets[0], config.drafter)
     reporter.phase("data")
-    rows = load_rows(config.data, target.tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
+    rows = load_rows(config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
     report_data(rows, reporter)
-    training = Training(config, reporter, stop, target, rows, shape)
+    training = Training(config, reporter, stop, targets, rows, shape)
     # The weights and the optimizer's two moments, all float32.
     check_room(training.root, 3 * training.members[0].flat.weights.nbytes)
     if found := find_resume(config, reporter, training.must_keep, must_resume=must_resume):
         training.restore(found)
 
     reporter.phase("compile_warmup")
-    compiling = [member.device for member in training.members if member.kernels.compiled]
+    compiling = [member.device for member in training.members.values() if member.kernels.compiled]
     units = compile_plan.plan(
         compiling, rows=training.share, context_length=config.data.sequence_length,
         anchors=config.drafter.anchors, block_size=config.drafter.block_size,
@@ -92,113 +95,156 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
 class Training:
     """The state that the workers of a run share, and the loops that they run.
 
-    Made, restored and warmed up on the main thread. Afterwards the target thread owns `target`, drafter thread `rank`
-    owns `members[rank]`, and all the rest changes only in `_finish_step`, while every drafter waits for replica 0. An
-    error in any worker ends the run: it is reported with that worker's name, and `run` returns code 1.
+    Made, restored and warmed up on the main thread. Afterwards each target thread owns its target, drafter thread
+    `rank` owns `members[rank]`, and all the rest changes only in `_between_steps`, while every drafter waits for the
+    leader, which is the first of them. An error in any worker ends the run: it is reported with that worker's name, and
+    `run` returns code 1; unless `on_worker_death: degrade` lets the others go on.
     """
 
-    def __init__(self, config: Config, reporter: Reporter, stop: StopRequest, target: Target, rows: Rows,
+    def __init__(self, config: Config, reporter: Reporter, stop: StopRequest, targets: list[Target], rows: Rows,
                  shape: DrafterShape) -> None:  # fmt: skip
-        self.config, self.reporter, self.stop, self.target, self.rows = config, reporter, stop, target, rows
+        self.config, self.reporter, self.stop, self.rows = config, reporter, stop, rows
         self.root = reporter.identity.directory / "checkpoints"
         self.count = len(config.devices.drafter)
+        """Shares of a step; one for each drafter, as long as none is lost."""
         self.share = config.batch_size // self.count
-        self.replicas = Replicas(self.count)
-        self.channels: list[Channel[MicroBatch]] = [Channel(config.queue_depth) for _ in range(self.count)]
-        self.members = make_replicas(config, target, shape)
-        self.must_keep = what_must_stay(config, target, rows, shape)
+        self.targets = dict(enumerate(targets))
+        self.members = make_replicas(config, targets, shape)
+        self.lost: list[str] = []
+        self.must_keep = what_must_stay(config, targets[0], rows, shape)
         self.steps_done = 0
         self.cursor = Cursor()
         self.last_checkpoint = "none"
-        self.stopped_at: int | None = None
-        self._begun: list[Share | None] = [None] * self.count
+        self.stop_at: int | None = None
+        self._begun: dict[int, Share] = {}
         self._unjudged: list[Step] = []
         """Begun, in order; at most this step and the one before."""
-        self._logged_at = self._waited_target = self._waited_drafter = 0.0
 
     # --- the workers ---
 
     def run(self) -> Ending:
-        """Start the workers, and wait until they are done, stopped, or one has failed."""
-        self._logged_at = now = time.monotonic()
+        """Start the workers, and wait until they are done, stopped, or one has failed that cannot be done without."""
+        now = time.monotonic()
         self.throughput = Throughput(workers=self.count, now=now)
-        self.target_throughput = Throughput(workers=1, now=now)
+        self.watchdog = Watchdog(self.config.watchdog, now=now)
+        while True:
+            crew, stuck = self._run_crew()
+            if crew.failed is None:
+                stopped = self.stop_at is not None and self.stop_at < self.config.steps
+                return Ending(code=0, stopped=stopped, stuck=stuck)
+            if stuck or not self._go_on_without(crew):
+                return Ending(code=1, stuck=stuck)
+
+    def _run_crew(self) -> tuple[Crew, list[str]]:
+        """All workers that there are, from the step that is next; returns when they have ended, or would not."""
+        ranks = sorted(self.members)
+        self.leader, self.replicas = ranks[0], Replicas(len(ranks))
+        owners = [self.members[ranks[share % len(ranks)]] for share in range(self.count)]
+        self.feed = Feed(
+            self.config, self.rows, self.targets, owners, first=self.steps_done + 1, cursor=self.cursor
+        )  # fmt: skip
         crew = Crew(self.reporter, abort=self._abort)
-        crew.start("target-0", self.target_thread)
+        names = {f"target-{number}": target.device for number, target in self.targets.items()}
+        crew.start("loader-0", self.feed.load)
+        for number in self.targets:
+            crew.start(f"target-{number}", functools.partial(self.feed.run_target, number))
+        # Everybody is named before a drafter, who looks at all of them, begins.
+        gate = threading.Event()
         drafters = [
-            crew.start(f"drafter-{rank}", functools.partial(self.drafter_thread, rank)) for rank in range(self.count)
+            crew.start(f"drafter-{rank}", functools.partial(self.drafter_thread, rank, place, gate))
+            for place, rank in enumerate(ranks)
         ]
+        self.stages = Stages(
+            crew.workers, on_device=[name for name, device in names.items() if device.type == "cuda"],
+            now=time.monotonic(),
+        )  # fmt: skip
+        gate.set()
         for thread in drafters:
             while thread.is_alive() and crew.failed is None:
                 # Short joins: the main thread is where signal handlers run, and says what they found.
                 thread.join(0.1)
                 if self.stop.requested:
                     self.reporter.phase("stopping")
-        self._close_channels()
-        stuck = crew.wait(timeout_s=FAILED_WORKERS_TIMEOUT_S)
-        return Ending(code=1 if crew.failed else 0, stopped=self.stopped_at is not None, stuck=stuck)
+                self._watch(crew)
+        self.feed.close()
+        return crew, crew.wait(timeout_s=FAILED_WORKERS_TIMEOUT_S)
 
-    def target_thread(self) -> None:
-        """Run the target on each step's rows and hand every drafter its share: rows rank*share and following."""
-        target = self.target
-        compile_plan.settle_thread(target.device, cpu_threads=self.config.cpu_threads.target, compiles=False)
-        cursor = self.cursor
-        with target.stream():
-            for step in range(self.steps_done + 1, self.config.steps + 1):
-                indices, cursor = self.rows.take(cursor, self.config.batch_size)
-                ids_BS, loss_mask_BS = self.rows.ids_RS[indices], self.rows.loss_mask_RS[indices]
-                blocks = self._blocks(ids_BS, loss_mask_BS, step=step)
-                weight_sum = blocks.weights_BNk.sum().item()
-                for rank, (member, channel) in enumerate(zip(self.members, self.channels, strict=True)):
-                    part = slice(rank * self.share, (rank + 1) * self.share)
-                    batch = member.accept(
-                        step=step, rows=indices[part].tolist(), features_BSF=target.features(ids_BS[part]),
-                        blocks=blocks.rows(part), weight_sum=weight_sum,
-                        tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
-                    )  # fmt: skip
-                    self.target_throughput.add([batch.tokens], now=time.monotonic())
-                    channel.put(batch)
-
-    def drafter_thread(self, rank: int) -> None:
-        """Train replica `rank`, a step at a time, together with the others."""
-        config, member, channel = self.config, self.members[rank], self.channels[rank]
+    def drafter_thread(self, rank: int, place: int, gate: threading.Event, worker: Worker) -> None:
+        """Train replica `rank`, the one at `place` among those that are left, a step at a time with the others."""
+        config, member, alone = self.config, self.members[rank], len(self.members) == 1
+        gate.wait()
         self._settle(member)
-        average = functools.partial(self.replicas.average, rank) if self.count > 1 else None
+        member.scale = 1.0 if config.sync == "grads" else float(len(self.members))
+        average = functools.partial(self.replicas.average, place, member.flat.gradients)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):
-                batch = channel.get()
-                assert batch.step == step, f"drafter-{rank} got the batch of step {batch.step} at step {step}"
+                worker.step = step
                 lr = learning_rate(step, config=config.optimizer, steps=config.steps)
-                hashed = step % config.replica_check_every == 0 or self._saves_at(step)
-                figures = member.step(batch, lr=lr, average=average, hashed=hashed)
-
-                self._begun[rank] = Share(batch=batch, figures=figures)
+                met = not alone and config.sync == "params" and self._agrees_after(step)
+                taken: list[MicroBatch] = []
+                figures = member.step(
+                    self._shares(place, step, worker, taken), lr=lr, hashed=self._hashes_after(step),
+                    average=average if config.sync == "grads" and not alone else None,
+                    after=functools.partial(self._meet_halfway, place, member) if met else None,
+                )  # fmt: skip
+                self._begun[rank] = Share.of(worker.name, taken, figures)
                 self.replicas.meet()
-                if rank == 0:
+                if rank == self.leader:
+                    worker.doing = "judges the step before"
                     self._between_steps(step, lr)
                 self.replicas.meet()
-                if self.stopped_at == step:
+                if self.stop_at == step:
                     return
+
+    def _shares(self, place: int, step: int, worker: Worker, taken: list[MicroBatch]) -> Iterator[MicroBatch]:
+        """The micro-batches of `step` that are for the drafter at `place`."""
+        for share in range(place, self.count, len(self.members)):
+            batch = self.feed.get(share)
+            assert batch.step == step, f"{worker.name} got the batch of step {batch.step} at step {step}"
+            taken.append(batch)
+            worker.doing = "is in forward and backward"
+            yield batch
+        worker.doing = "is in averaging and optimizer"
+
+    def _meet_halfway(self, place: int, member: Replica) -> None:
+        self.replicas.mean(place, member.state())
+        member.flat.spread()
 
     # --- between two steps ---
 
     def _between_steps(self, step: int, lr: float) -> None:
-        """Replica 0, while the other threads wait and the devices work: judge the step before, or this one too if
+        """The leader, while the other threads wait and the devices work: judge the step before, or this one too if
         something hangs on it; then save and stop if it is time."""
-        self._unjudged.append(Step(number=step, lr=lr, shares=[share for share in self._begun if share is not None]))
-        stopping = self.stop.requested and step < self.config.steps
-        if stopping:
+        self._unjudged.append(Step(number=step, lr=lr, shares=[self._begun[rank] for rank in sorted(self.members)]))
+        if self.stop.requested and self.stop_at is None and step < self.config.steps:
             self.reporter.phase("stopping")
-        saving = stopping or self._saves_at(step)
+            # What is saved is what all agree on: if they do not by now, they will after the next step.
+            self.stop_at = step if self._agrees_after(step) else step + 1
+        saving = self._saves_at(step)
         while self._unjudged and (saving or len(self._unjudged) > 1 or self._unjudged[0].arrived):
             self._judge(self._unjudged.pop(0), log=saving)
+        if saving and self._begun[self.leader].figures.hash is None:
+            self._see_that_all_agree(step)
         if saving:
             self._save()
-        if stopping:
-            self.stopped_at = step
+
+    def _see_that_all_agree(self, step: int) -> None:
+        """For a checkpoint that nobody knew of when the step began."""
+        hashes = {f"drafter-{rank}": int(weight_hash(self.members[rank].flat.weights)) for rank in sorted(self.members)}
+        check_equal(hashes, step=step)
 
     def _saves_at(self, step: int) -> bool:
-        return step % self.config.checkpoint_every == 0 or step == self.config.steps
+        return step % self.config.checkpoint_every == 0 or step in (self.config.steps, self.stop_at)
+
+    def _agrees_after(self, step: int) -> bool:
+        """Whether all replicas hold the same weights then."""
+        return step % self.config.sync_every == 0 or self._saves_at(step)
+
+    def _hashes_after(self, step: int) -> bool:
+        """Whether they prove it: where a proof was due since they last agreed."""
+        every = self.config.replica_check_every
+        due = step // every > (step - self.config.sync_every) // every
+        return self._saves_at(step) or (due and self._agrees_after(step))
 
     def _judge(self, step: Step, *, log: bool) -> None:
         """Wait for a step's figures; see that they are finite and the replicas equal; count it and log it."""
@@ -206,40 +252,40 @@ class Training:
         step.check_finite(last_checkpoint=self.last_checkpoint)
         check_equal(step.hashes, step=step.number)
         self.steps_done, self.cursor = step.number, step.cursor
-        self.throughput.add([share.batch.tokens for share in step.shares], now=time.monotonic())
+        now, tokens = time.monotonic(), [0] * self.count
+        for rank, share in zip(sorted(self.members), step.shares, strict=True):
+            tokens[rank] = share.tokens
+        self.throughput.add(tokens, now=now)
+        self.watchdog.stepped(now)
+        self.stages.judged(step)
         if log or step.number % self.config.log_every == 0:
-            self._log(step)
+            self._log(step, now)
         self.reporter.advanced(step.number)
 
-    def _log(self, step: Step) -> None:
-        now = time.monotonic()
-        since_s = max(now - self._logged_at, 1e-9)
-        waited_target = sum(channel.get_wait_s for channel in self.channels)
-        waited_drafter = sum(channel.put_wait_s for channel in self.channels)
-        rates = self.throughput.tok_s()
+    def _log(self, step: Step, now: float) -> None:
+        rates, shares = self.throughput.tok_s(), self.stages.shares(now)
+        figures: dict[str, dict[str, Any]] = {name: {} for name in shares}
+        for number, throughput in self.feed.throughputs.items():
+            figures[f"target-{number}"] = {"tok_s": sum(throughput.tok_s())}
+        for rank, share in zip(sorted(self.members), step.shares, strict=True):
+            figures[share.worker] = {"tok_s": rates[rank], "loss": share.own_mean}
         self.reporter.step(RunStep(
             step=step.number,
             loss=step.loss,
             tok_s=sum(rates),
             lr=step.lr,
             grad_norm=step.norm,
-            queued=sum(len(channel) for channel in self.channels),
-            queue_size=sum(channel.size for channel in self.channels),
-            wait_target=min((waited_target - self._waited_target) / since_s / self.count, 1.0),
-            wait_drafter=min((waited_drafter - self._waited_drafter) / since_s, 1.0),
-            workers=[
-                WorkerStep(name="target-0", tok_s=sum(self.target_throughput.tok_s())),
-                *(WorkerStep(name=f"drafter-{rank}", loss=share.own_mean, tok_s=rate)
-                  for rank, (share, rate) in enumerate(zip(step.shares, rates, strict=True))),
-            ],
+            queued=self.feed.queued,
+            queue_size=self.feed.room,
+            workers=[WorkerStep(name=name, **shares[name], **figures[name]) for name in shares],
+            lost=self.lost,
         ))  # fmt: skip
-        self._logged_at, self._waited_target, self._waited_drafter = now, waited_target, waited_drafter
 
     def _save(self) -> None:
         started = time.monotonic()
         self.reporter.phase("checkpoint")
         self.reporter.checkpointing(True)
-        member = self.members[0]
+        member = self.members[min(self.members)]
         path = checkpoint.save(self.root, Checkpoint(
             step=self.steps_done,
             weights=member.flat.named(member.flat.weights),
@@ -256,11 +302,62 @@ class Training:
         self.reporter.checkpointing(False)
         self.reporter.phase("train")
 
+    # --- when something goes wrong ---
+
+    def _watch(self, crew: Crew) -> None:
+        """If no step ends for too long: say what every thread does, and end the run if it is to be."""
+        what = self.watchdog.look(time.monotonic(), checkpointing=self.reporter.is_checkpointing)
+        if what is None or crew.failed is not None:
+            return
+        workers = list(crew.workers.values())
+        culprit = who_holds_up(workers)
+        said = f"{what} after step {self.steps_done}: {culprit}; {', '.join(map(str, workers))}"
+        self.reporter.no_progress(said, stacks(), worker=culprit.name, step=self.steps_done)
+        if self.config.watchdog.action == "stop":
+            said += "; where it hangs is in the log above (watchdog.action: report would go on waiting)"
+            crew.fail(culprit.name, NoProgress(culprit.name, said))
+
+    def _go_on_without(self, crew: Crew) -> bool:
+        """Whether the run goes on although a worker has failed; then everything is ready for the others."""
+        name = crew.failed
+        assert name is not None
+        stages = {"drafter": self.members, "target": self.targets}
+        if why := regroup.why_not(self.config, crew, stages):
+            if self.config.on_worker_death == "degrade":
+                self.reporter.say(f"the run ends with {name}: {why}")
+            return False
+        stage, _, number = name.rpartition("-")
+        try:
+            while self._unjudged:
+                self._judge(self._unjudged.pop(0), log=False)
+            del stages[stage][int(number)]
+            agreed_at = regroup.agree(self.config, self.members)
+        except Exception as error:  # the device of the one that failed may have taken others with it
+            self.reporter.exception(getattr(error, "worker", None), error)
+            return False
+        self.lost.append(name)
+        while self.steps_done < agreed_at:
+            _, self.cursor = self.rows.take(self.cursor, self.config.batch_size)
+            self.steps_done += 1
+        self.stop_at = None
+        self._begun.clear()
+        left = [*(f"target-{number}" for number in self.targets), *(f"drafter-{rank}" for rank in self.members)]
+        self.reporter.say(f"degraded: without {', '.join(self.lost)}, after {agreed_at} steps; {', '.join(left)} go on")
+        self.reporter.event("degraded", lost=self.lost, left=left, step=agreed_at)
+        self.watchdog.again()
+        if self.steps_done == self.config.steps:
+            self._save()
+        return True
+
+    def _abort(self) -> None:
+        self.feed.close()
+        self.replicas.abort()
+
     # --- around the run ---
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
-        for member in self.members:
+        for member in self.members.values():
             member.restore(found.weights, found.optimizer, steps_done=found.step)
         self.steps_done = found.step
         self.cursor = Cursor(**found.state["cursor"])
@@ -270,13 +367,15 @@ class Training:
 
     def warm_up(self, unit: compile_plan.Unit) -> Mapping[str, CodeType]:
         """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
-        member = next(member for member in self.members if str(member.device) == unit.device)
+        member = next(member for member in self.members.values() if str(member.device) == unit.device)
         self._settle(member)
         ids_BS, loss_mask_BS = self.rows.ids_RS[: self.share], self.rows.loss_mask_RS[: self.share]
-        with self.target.stream():
+        target = self.targets[0]
+        with target.stream():
             batch = member.accept(
-                step=0, rows=[], features_BSF=self.target.features(ids_BS),
-                blocks=self._blocks(ids_BS, loss_mask_BS, step=0), weight_sum=1.0, tokens=0, cursor=self.cursor,
+                step=0, rows=[], features_BSF=target.features(ids_BS),
+                blocks=step_blocks(self.config, ids_BS, loss_mask_BS, step=0), weight_sum=1.0, tokens=0,
+                cursor=self.cursor,
             )  # fmt: skip
         with member.stream():
             member.loss_and_gradients(batch)
@@ -286,24 +385,3 @@ class Training:
         compile_plan.settle_thread(
             member.device, cpu_threads=self.config.cpu_threads.drafter, compiles=bool(member.kernels.compiled)
         )
-
-    def _blocks(self, ids_BS: Tensor, loss_mask_BS: Tensor, *, step: int) -> Blocks:
-        """The blocks of a step's rows. A row's anchors depend on (seed, step, row), not on how rows are shared out."""
-        config = self.config.drafter
-        drawn = [
-            pick_anchors(mask_S, config.anchors, generator_for(self.config.seed, "anchors", step, row))
-            for row, mask_S in enumerate(loss_mask_BS)
-        ]
-        anchors_BN, valid_BN = (torch.stack(parts) for parts in zip(*drawn, strict=True))
-        return lay_out(
-            ids_BS, loss_mask_BS, anchors_BN, valid_BN,
-            block_size=config.block_size, mask_token_id=config.mask_token_id, gamma=config.gamma,
-        )  # fmt: skip
-
-    def _abort(self) -> None:
-        self._close_channels()
-        self.replicas.abort()
-
-    def _close_channels(self) -> None:
-        for channel in self.channels:
-            channel.close()

@@ -83,7 +83,8 @@ class _Maker:
             if hint.__name__ not in self.definitions:
                 self.definitions[hint.__name__] = {}  # before it is made: it may hold itself
                 self.definitions[hint.__name__] = self.of_model(hint)
-            return {"$ref": f"#/$defs/{hint.__name__}"}
+            written_out = {"$ref": f"#/$defs/{hint.__name__}"}
+            return {"anyOf": [{"enum": list(hint.shorthands)}, written_out]} if hint.shorthands else written_out
         flat = [item for one in metadata for item in (one.metadata if isinstance(one, FieldInfo) else [one])]
         return {**self._shape(hint, origin, arms, flat), **_bounds(flat)}
 

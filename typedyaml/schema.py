@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 _INT = re.compile(r"0|-?[1-9][0-9]{0,29}")
 _FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
@@ -29,6 +29,13 @@ class Model(BaseModel):
     """A mapping with known keys only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    shorthands: ClassVar[dict[str, Any]] = {}
+    """Texts that may stand for a whole mapping."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        return cls.shorthands.get(value, value) if isinstance(value, str) else value
 
 
 def show(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from tests.driver import Specctl, poll_until
 from tests.trainer.conftest import settings, tiny_target  # noqa: F401
 from tests.trainer.support import write_config
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_a_training_run_is_seen_as_what_it_is_and_stopped_with_a_checkpoint(spec
     assert {"import", "load_target", "data", "compile_warmup", "train"} <= set(phases)
     metrics = lines(run / "metrics.jsonl")
     assert {row["source"] for row in metrics} == {"trainer"}, "the trainer's own figures are written once, by itself"
-    assert {row["worker"] for row in metrics} == {None, "target-0", "drafter-0", "drafter-1"}
+    assert {row["worker"] for row in metrics} == {None, "loader-0", "target-0", "drafter-0", "drafter-1"}
 
     done = specctl("stop", run_id, "--json")
     assert done.code == 0 and done.json["state"] == "STOPPED" and done.json["remaining"] == []
@@ -61,3 +64,29 @@ def test_a_configuration_the_trainer_refuses_is_told_in_its_own_words_before_any
     line = path.read_text().partition("stepps")[0].count("\n") + 1
     assert done.code == 2 and f"{config}:{line}: stepps: unknown key; did you mean 'steps'?" in done.err
     assert not specctl.workdir.exists()
+
+
+LOSES_A_DRAFTER = """
+import threading
+import trainer.__main__, trainer.replica
+original = trainer.replica.Replica.loss_and_gradients
+def broken(self, batch):
+    if batch.step == 12 and threading.current_thread().name == "drafter-1":
+        raise ValueError("planted")
+    return original(self, batch)
+trainer.replica.Replica.loss_and_gradients = broken
+sys.exit(trainer.__main__.main(["train", "tiny.yaml"]))
+"""
+
+
+def test_a_run_that_goes_on_without_a_drafter_is_degraded_and_says_which(specctl: Specctl, config: str) -> None:
+    path = specctl.project / config
+    path.write_text(json.dumps({**json.loads(path.read_text()), "on_worker_death": "degrade"}))
+    (specctl.project / "loses.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{LOSES_A_DRAFTER}")
+    done = specctl.launch("--until", "process", "--", sys.executable, "loses.py")
+    run_id = done.json["run_id"]
+    row = poll_until(lambda: ((found := specctl.status(run_id))["step"] or 0) >= 14 and found, timeout_s=120)
+    assert row["state"] == "DEGRADED" and "drafter-1 died (ValueError: planted); step " in row["why"]
+    states = {worker["name"]: worker["state"] for worker in row["workers"]}
+    assert states == {"target-0": "ALIVE", "drafter-0": "ALIVE", "drafter-1": "GONE"}
+    assert specctl("stop", run_id, "--json").json["state"] == "STOPPED"

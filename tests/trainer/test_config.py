@@ -47,7 +47,8 @@ def test_an_exponent_is_a_number(tmp_path: Path) -> None:
         ("batch_size: 2", "batch_size: 3", "batch_size", "multiple of the 2 drafters"),
         ("resume: auto", "resume: no", "resume", "'auto' or 'never'"),
         ("kind: python-docs", "kind: text", "data", "needs at least one file"),
-        ("target: [cpu]", "target: [cpu, cpu]", "devices.target", "at most 1"),
+        ("target: [cpu]", "target: [auto, cpu]", "devices.target", "auto stands alone"),
+        ("resume: auto", "sync_every: 2", "sync_every", "belongs to sync: params"),
         ("drafter: [cpu, cpu]", "drafter: [gpu]", "devices.drafter[0]", "pattern"),
         ("anchors: 16", "anchors: 128", "drafter.anchors", "less than data.sequence_length"),
     ],
@@ -199,3 +200,21 @@ def test_what_is_missing_is_told_before_torch_is_imported(
     code, _, err = run.finish()
     assert (code, err) == (2, f"trainer: target.path: no Hugging Face model in {tmp_path} (config.json is missing)\n")
     assert run.events()[-1]["event"] == "ended" and "config.json is missing" in run.events()[-1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch_size", "target", "drafter"),
+    [
+        (0, 4, ["cpu"], ["cpu"]),
+        (1, 4, ["cuda:0"], ["cuda:0"]),
+        (3, 4, ["cuda:0", "cuda:1", "cuda:2"], ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_auto_is_every_gpu_of_the_machine_as_far_as_a_batch_can_be_shared_out(
+    settings: dict[str, Any], tmp_path: Path, gpus: int, batch_size: int, target: list[str], drafter: list[str]
+) -> None:
+    settings |= {"devices": "auto", "batch_size": batch_size}
+    config = load_config(str(write_config(settings, tmp_path / "run.yaml")))
+    assert config.what_must_be_there()["devices"] == []
+    devices = config.devices.on(gpus, batch_size=batch_size)
+    assert (devices.target, devices.drafter) == (target, drafter)

@@ -43,9 +43,9 @@ def learnt(train: Callable[..., Any], settings: dict[str, Any], directory: Path,
     settings["drafter"] = {**settings["drafter"], "layers": 1, "block_size": 2}
 
     def prepare(training: Any) -> None:
-        training.rows = secrets(training.target.tokenizer)
-        real = training.target.features
-        training.target.features = lambda ids_BS: FEATURES[features](real(ids_BS))
+        training.rows = secrets(training.targets[0].tokenizer)
+        real = training.targets[0].features
+        training.targets[0].features = lambda ids_BS: FEATURES[features](real(ids_BS))
 
     train(settings, before=prepare)
     return statistics.mean(losses(directory)[-20:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -23,9 +24,12 @@ def reporter(tmp_path: Path) -> Any:
 
 
 A_STEP = RunStep(
-    step=12, loss=5.12, tok_s=310.44, lr=6e-4, grad_norm=1.234, queued=2, queue_size=4, wait_target=0.15,
-    wait_drafter=0.0,
-    workers=[WorkerStep(name="target-0", tok_s=400.04), WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2)],
+    step=12, loss=5.12, tok_s=310.44, lr=6e-4, grad_norm=1.234, queued=2, queue_size=4,
+    workers=[
+        WorkerStep(name="loader-0", busy=0.2, wait_room=0.8),
+        WorkerStep(name="target-0", tok_s=400.04, busy=0.9, wait_input=0.1),
+        WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2, busy=0.6, wait_input=0.15, wait_peers=0.25),
+    ],
 )  # fmt: skip
 
 
@@ -35,22 +39,46 @@ def test_a_step_is_a_plain_line_per_worker_and_one_for_the_run(reporter: Reporte
     assert capsys.readouterr().out == (
         "worker=target-0 tok/s=400.0\n"
         "step=12 worker=drafter-0 loss=5.1234 tok/s=155.2\n"
-        "step=12 loss=5.1200 tok/s=310.4 lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15% wait_drafter=0%\n"
+        "step=12 loss=5.1200 tok/s=310.4 lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15% wait_drafter=0%"
+        " bottleneck=target\n"
     )
+
+
+def test_a_run_without_some_of_its_workers_says_so_in_every_step(
+    reporter: Reporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter.step(dataclasses.replace(A_STEP, lost=["drafter-1", "target-2"]))
+    assert capsys.readouterr().out.endswith(" bottleneck=target lost=drafter-1,target-2\n")
+    assert records(tmp_path, "metrics.jsonl")[0]["lost"] == ["drafter-1", "target-2"]
+
+
+@pytest.mark.parametrize(
+    ("waits", "bottleneck"),
+    [
+        ({"target": {"wait_room": 0.9}, "drafter": {"wait_peers": 0.9}, "loader": {"wait_room": 0.9}}, "drafter"),
+        ({"target": {"wait_input": 0.9}, "drafter": {"wait_input": 0.9}, "loader": {}}, "loader"),
+        ({"target": {"wait_input": 0.1}, "drafter": {"wait_input": 0.4}, "loader": {"wait_room": 0.9}}, "target"),
+    ],
+)
+def test_the_bottleneck_is_the_stage_that_waits_for_no_other(waits: dict[str, Any], bottleneck: str) -> None:
+    workers = [WorkerStep(name=f"{stage}-{one}", **waits[stage]) for stage in waits for one in range(2)]
+    assert dataclasses.replace(A_STEP, workers=workers).bottleneck == bottleneck
 
 
 def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, tmp_path: Path) -> None:
     reporter.step(A_STEP)
     reporter.phase("train")
-    run, target, worker = records(tmp_path, "metrics.jsonl")
+    run, loader, target, worker = records(tmp_path, "metrics.jsonl")
     stamp = {"source": "trainer", "attempt": 3, "nonce": "n0"}
     assert {**run, "time": 0} == {
         "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "lr": 6e-4, "grad_norm": 1.234, "worker": None,
+        "bottleneck": "target",
     }  # fmt: skip
-    assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None
+    assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None and worker["wait_peers"] == 0.25
+    assert loader["worker"] == "loader-0" and loader["tok_s"] is None and loader["wait_room"] == 0.8
     assert {**target, "time": 0} == {
         "time": 0, **stamp, "step": 12, "loss": None, "tok_s": 400.04, "lr": None, "grad_norm": None,
-        "worker": "target-0",
+        "worker": "target-0", "busy": 0.9, "wait_input": 0.1, "wait_room": 0.0, "wait_peers": 0.0,
     }  # fmt: skip
     (event,) = records(tmp_path, "events.jsonl")
     assert {**event, "time": 0} == {"time": 0, **stamp, "event": "phase", "phase": "train"}

@@ -95,10 +95,12 @@ def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Star
         assert re.fullmatch(rf"step={step} worker=drafter-1 loss=\d+\.\d{{4}} tok/s=\d+\.\d", lines[first + 1])
         assert re.fullmatch(
             rf"step={step} loss=\d+\.\d{{4}} tok/s=\d+\.\d lr=\d\.\d\de-\d\d grad_norm=\d+\.\d\d queue=\d/4"
-            r" wait_target=\d+% wait_drafter=\d+%", lines[first + 2],
+            r" wait_target=\d+% wait_drafter=\d+% bottleneck=(loader|target|drafter)", lines[first + 2],
         )  # fmt: skip
     assert "\x1b" not in out and "\r" not in out
-    assert sorted(event["worker"] for event in run.events("worker_up")) == ["drafter-0", "drafter-1", "target-0"]
+    assert sorted(event["worker"] for event in run.events("worker_up")) == [
+        "drafter-0", "drafter-1", "loader-0", "target-0",
+    ]  # fmt: skip
     assert {event["reason"] for event in run.events("worker_down")} == {"done"}
     assert [event["step"] for event in run.events("checkpoint")] == [6]
     (last,) = run.events("ended")
@@ -190,7 +192,7 @@ def test_the_first_worker_to_die_ends_the_process_with_its_name_and_its_own_trac
     (event,) = run.events("exception")
     assert event["worker"] == worker and err.endswith(event["traceback"])
     reasons = {event["worker"]: event["reason"] for event in run.events("worker_down")}
-    assert reasons.keys() == {"target-0", "drafter-0", "drafter-1"}
+    assert reasons.keys() == {"loader-0", "target-0", "drafter-0", "drafter-1"}
     assert [name for name, reason in reasons.items() if reason == "failed"] == [worker]
     assert run.events()[-1]["event"] == "ended" and run.events()[-1]["code"] == 1
 

@@ -59,11 +59,11 @@ def test_a_replica_may_change_its_gradients_as_soon_as_it_has_them() -> None:
 
 
 def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> None:
-    weights = [torch.linspace(-1, 1, 501) for _ in range(2)]
-    check_equal([int(weight_hash(one)) for one in weights], step=7)
+    weights = [torch.linspace(-1, 1, 501) for _ in range(3)]
+    check_equal({f"drafter-{rank}": int(weight_hash(one)) for rank, one in enumerate(weights)}, step=7)
     weights[1][333] = torch.nextafter(weights[1][333], torch.tensor(9.0))
     with pytest.raises(ReplicasDiffer, match="after step 7"):
-        check_equal([int(weight_hash(one)) for one in weights], step=7)
+        check_equal({f"drafter-{rank}": int(weight_hash(one)) for rank, one in enumerate(weights)}, step=7)
 
 
 def test_the_hash_changes_with_every_single_weight_and_with_every_swap_of_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,139 @@
+"""From rows to micro-batches on the drafters' devices: one loader thread, and any number of target threads.
+
+A step is cut into equal *shares*, as many as the configuration has drafters. The loader draws a step's anchors, lays
+out its blocks, and hands share `i` of step `s` to a target thread by the number `s * shares + i` alone; that one runs
+the target on it and puts the result into the channel of its share, which its drafter empties. So the same batches come
+out in the same order with one target thread or several, and everything between two stages is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer import compile_plan
+from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.clock import Span, mark
+from trainer.config import Config
+from trainer.data import Cursor, Rows
+from trainer.metrics import Throughput
+from trainer.pipeline import Channel, Worker
+from trainer.replica import MicroBatch, Replica
+from trainer.target import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One share of one step, before the target has seen it; in memory from which a GPU can be filled meanwhile."""
+
+    step: int
+    share: int
+    rows: list[int]
+    ids_BS: Tensor
+    blocks: Blocks
+    weight_sum: float
+    tokens: int
+    cursor: Cursor
+
+
+def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, *, step: int) -> Blocks:
+    """The blocks of a step's rows. A row's anchors depend on (seed, step, row), not on how rows are shared out."""
+    drafter = config.drafter
+    drawn = [
+        pick_anchors(mask_S, drafter.anchors, generator_for(config.seed, "anchors", step, row))
+        for row, mask_S in enumerate(loss_mask_BS)
+    ]
+    anchors_BN, valid_BN = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+    return lay_out(
+        ids_BS, loss_mask_BS, anchors_BN, valid_BN,
+        block_size=drafter.block_size, mask_token_id=drafter.mask_token_id, gamma=drafter.gamma,
+    )  # fmt: skip
+
+
+class Feed:
+    """What lies between the data and the drafters from step `first` on. `owners[i]` is the replica that share i is for,
+    `targets` the target of each target thread by its number."""
+
+    def __init__(self, config: Config, rows: Rows, targets: Mapping[int, Target], owners: Sequence[Replica], *,
+                 first: int, cursor: Cursor) -> None:  # fmt: skip
+        self.config, self.rows, self.targets, self.owners = config, rows, targets, owners
+        self.first, self._cursor = first, cursor
+        self._pinned = any(replica.device.type == "cuda" for replica in owners)
+        self._works: dict[int, Channel[Work | None]] = {number: Channel(config.queue_depth) for number in targets}
+        self._shares: list[Channel[MicroBatch]] = [Channel(config.queue_depth, first=first) for _ in owners]
+        self.throughputs = {number: Throughput(workers=1, now=time.monotonic()) for number in targets}
+
+    # --- what the threads do ---
+
+    def load(self, worker: Worker) -> None:
+        """Lay out step after step, to the last one."""
+        compile_plan.settle_thread(torch.device("cpu"), cpu_threads=1, compiles=False)
+        channels, cursor = list(self._works.values()), self._cursor
+        for step in range(self.first, self.config.steps + 1):
+            worker.step, worker.doing = step, "draws anchors"
+            works, cursor = self._lay_out(step, cursor)
+            for work in works:
+                channels[(step * len(works) + work.share) % len(channels)].put(work)
+        for channel in channels:
+            channel.put(None)
+
+    def run_target(self, number: int, worker: Worker) -> None:
+        """Run the target of thread `number` on what the loader has for it, and hand the features on."""
+        target, works = self.targets[number], self._works[number]
+        compile_plan.settle_thread(target.device, cpu_threads=self.config.cpu_threads.target, compiles=False)
+        with target.stream():
+            while (work := works.get()) is not None:
+                worker.step, worker.doing = work.step, "runs the target"
+                begin = mark(target.device)
+                features_BSF = target.features(work.ids_BS)
+                made = Span(begin=begin, end=mark(target.device))
+                batch = self.owners[work.share].accept(
+                    step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
+                    weight_sum=work.weight_sum, tokens=work.tokens, cursor=work.cursor, made=made, made_by=number,
+                )  # fmt: skip
+                self.throughputs[number].add([work.tokens], now=time.monotonic())
+                self._shares[work.share].put(batch, work.step)
+
+    def get(self, share: int) -> MicroBatch:
+        return self._shares[share].get()
+
+    def close(self) -> None:
+        """Whoever waits here, or will, leaves through `Aborted`."""
+        for channel in (*self._works.values(), *self._shares):
+            channel.close()
+
+    @property
+    def queued(self) -> int:
+        """Micro-batches that drafters could take."""
+        return sum(len(channel) for channel in self._shares)
+
+    @property
+    def room(self) -> int:
+        return sum(channel.size for channel in self._shares)
+
+    # --- one step ---
+
+    def _lay_out(self, step: int, cursor: Cursor) -> tuple[list[Work], Cursor]:
+        indices, cursor = self.rows.take(cursor, self.config.batch_size)
+        ids_BS, loss_mask_BS = self.rows.ids_RS[indices], self.rows.loss_mask_RS[indices]
+        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, step=step)
+        weight_sum = blocks.weights_BNk.sum().item()
+        size = self.config.batch_size // len(self.owners)
+        works = []
+        for share in range(len(self.owners)):
+            part = slice(share * size, (share + 1) * size)
+            own = blocks.rows(part)
+            works.append(Work(
+                step=step, share=share, rows=indices[part].tolist(), ids_BS=self._pin(ids_BS[part]),
+                blocks=Blocks(**{name: self._pin(getattr(own, name)) for name in own.__slots__}),
+                weight_sum=weight_sum, tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
+            ))  # fmt: skip
+        return works, cursor
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        """Here, where nobody waits for it; a copy from memory that may be paged out would hold up its thread."""
+        return tensor.pin_memory() if self._pinned else tensor
