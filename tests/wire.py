@@ -1,4 +1,4 @@
-"""A link to a node that counts its bytes, and that can be cut, held or refused at any of them.
+"""A link to a node that counts its bytes, and that can be cut, held, slowed down or refused at any of them.
 
 A relay on loopback: specctl dials it, it dials the node's sshd. What is to happen at the N-th byte of one direction
 happens exactly there, before anything else is passed on; so a fault in the middle of a verb needs no luck.
@@ -15,6 +15,8 @@ from pathlib import Path
 UP, DOWN = "up", "down"
 """To the node, and from it."""
 PIECE = 1 << 16
+DRIP, DRIP_S = 1 << 12, 0.25
+"""Of a link that is slow: so little that a transfer stays in its middle, and enough that both sides are heard."""
 
 
 class Wire:
@@ -23,8 +25,9 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._to = port
         self._lock = threading.Lock()
-        self._flows = threading.Event()
+        self._flows, self._quick = threading.Event(), threading.Event()
         self._flows.set()
+        self._quick.set()
         self._open: list[socket.socket] = []
         self._at: tuple[str, int, Callable[[], None]] | None = None
         self.bytes = {UP: 0, DOWN: 0}
@@ -40,7 +43,7 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.refuse()
         self.cut()
-        self._flows.set()
+        self.let_go()
 
     def listen(self) -> None:
         """Takes connections, on the port of before if there was one."""
@@ -68,8 +71,14 @@ class Wire:
         """Lets nothing pass from now on. Connections stay, nobody is told."""
         self._flows.clear()
 
+    def slow_down(self) -> None:
+        """Lets a few kilobytes a second pass from now on."""
+        self._quick.clear()
+
     def let_go(self) -> None:
+        """As fast as can be again."""
         self._flows.set()
+        self._quick.set()
 
     def at(self, direction: str, count: int, action: Callable[[], None]) -> None:
         """Does `action` once when so many more bytes have passed in that direction, and not one more."""
@@ -105,8 +114,9 @@ class Wire:
             while data := source.recv(PIECE):
                 self._flows.wait()
                 while data:
-                    part, action = self._until(direction, data)
+                    part, action = self._until(direction, data if self._quick.is_set() else data[:DRIP])
                     sink.sendall(part)
+                    self._quick.wait(DRIP_S)
                     data = data[len(part) :]
                     if action is not None:
                         action()

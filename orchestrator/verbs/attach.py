@@ -91,7 +91,10 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> tuple[bytes, bytes]
             raise agent.unanswered(Completed(exit_code=None, stdout=b"", stderr=b""), bytes(seen))
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise errors.DeadlineExceeded(f"no session within {OPEN_S:g} s", target=agent.target.name)
+            raise errors.DeadlineExceeded(
+                f"no session within {OPEN_S:g} s", target=agent.target.name,
+                hint="the machine hangs, or is slow; ask again, or read: specctl logs -f",
+            )  # fmt: skip
         if not select.select([terminal], [], [], min(left_s, 1.0))[0]:
             continue
         data = terminal.read()

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from orchestrator import health, index, inputs, wheelhouse
-from orchestrator.errors import AgentError, BundleError, NotFound, PreflightError, SpecctlError, UnreachableError
+from orchestrator.errors import (
+    AgentError,
+    BundleError,
+    LinkLost,
+    NotFound,
+    PreflightError,
+    SpecctlError,
+    UnreachableError,
+)
 from orchestrator.fleet import Fleet
 from orchestrator.model import RUNGS, Evidence, Probe, Rung, Verdict, to_json
 from orchestrator.plan import Plan
@@ -83,23 +91,21 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     # Before anything can fail: after a launch that never got far, @last must not mean the one before.
     index.add(index.Launch(run_id=spec.run_id, target=plan.target.name))
     watcher.step(f"connecting to {plan.target.name}")
-    there = agent.call(
-        "put", deadline_s=PUT_S, bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus, cuda=plan.cuda,
-        bytes=plan.bundle.size, **inputs.question(plan),
-    )  # fmt: skip
     refused = None
     try:
-        if not there["present"]:
-            watcher.step(f"sending the code: bundle {spec.bundle}, {len(plan.bundle.files)} files")
-            there["problems"] = _send(agent, plan)
-        inputs.check(plan, there["problems"])
-        if not there["env"]:
-            if plan.wheelhouse is not None:
-                _send_wheels(agent, plan.wheelhouse, watcher)
-            _prepare(agent, plan, watcher)
-    except (PreflightError, BundleError) as error:
-        # It leaves a record, too: a launch that failed must be found where its run would have been.
-        refused = f"{error.message}\n{error.hint}" if error.hint else error.message
+        there = agent.call(
+            "put", deadline_s=PUT_S, bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus,
+            cuda=plan.cuda, bytes=plan.bundle.size, **inputs.question(plan),
+        )  # fmt: skip
+        try:
+            _make_ready(agent, plan, there, watcher)
+        except (PreflightError, BundleError) as error:
+            # It leaves a record, too: a launch that failed must be found where its run would have been.
+            refused = f"{error.message}\n{error.hint}" if error.hint else error.message
+    except UnreachableError as error:
+        # Whatever has been lost on the way until now, it was no start.
+        hint = "launch again" if isinstance(error, LinkLost) else error.hint
+        raise type(error)(f"{error.message}; nothing was started", target=plan.target.name, hint=hint) from error
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")
     started = _start(agent, plan, refused)
     result = Result(plan=plan, log=str(started["log"]))
@@ -118,6 +124,18 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
         result.interrupted = True
         result.why = result.why or f"the watching was broken off, no {plan.until} had been proven until then"
     return result
+
+
+def _make_ready(agent: Agent, plan: Plan, there: dict[str, Any], watcher: Watcher) -> None:
+    """Brings what the run needs and is not `there` yet."""
+    if not there["present"]:
+        watcher.step(f"sending the code: bundle {plan.bundle.hash}, {len(plan.bundle.files)} files")
+        there["problems"] = _send(agent, plan)
+    inputs.check(plan, there["problems"])
+    if not there["env"]:
+        if plan.wheelhouse is not None:
+            _send_wheels(agent, plan.wheelhouse, watcher)
+        _prepare(agent, plan, watcher)
 
 
 def _send(agent: Agent, plan: Plan) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator import health, index
+from orchestrator.errors import DeadlineExceeded, LinkLost
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Process, Verdict
@@ -49,14 +50,20 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
     run = found.run
     agent = fleet.agent(run.target)
     final: dict[str, Any] = {}
-    with agent.stream(
-        "stop", deadline_s=grace_s + MARGIN_S, run_id=run.run_id, grace_s=grace_s, now=now, by=index.owner()
-    ) as frames:
-        for frame in frames:
-            final = frame
-            if "doing" in frame and watcher is not None:
-                remaining = [understood(Process, item, run.target) for item in frame["remaining"]]
-                watcher.waiting(frame["doing"], frame["waited_s"], grace_s, remaining)
+    try:
+        with agent.stream(
+            "stop", deadline_s=grace_s + MARGIN_S, run_id=run.run_id, grace_s=grace_s, now=now, by=index.owner()
+        ) as frames:
+            for frame in frames:
+                final = frame
+                if "doing" in frame and watcher is not None:
+                    remaining = [understood(Process, item, run.target) for item in frame["remaining"]]
+                    watcher.waiting(frame["doing"], frame["waited_s"], grace_s, remaining)
+    except (LinkLost, DeadlineExceeded) as error:
+        raise type(error)(
+            f"{error.message}; if the stop had arrived there, it goes on", target=run.target.name, run_id=run.run_id,
+            hint=f"specctl status {run.run_id} tells; {error.hint}" if error.hint else f"specctl status {run.run_id}",
+        ) from error  # fmt: skip
     probe = understood(Probe, final.get("probe"), run.target)
     return Result(
         target=run.target, probe=probe, verdict=health.judge(probe),
@@ -64,4 +71,3 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
         kept=[str(text) for text in final.get("kept") or []], notes=found.notes,
         was_live=run.verdict.live or bool(run.probe.tree),
     )  # fmt: skip
-
