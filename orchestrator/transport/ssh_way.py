@@ -21,7 +21,8 @@ from orchestrator.errors import UnreachableError
 from orchestrator.transport.base import Tail
 from orchestrator.transport.ssh_options import SshOptions
 
-TCP_USER_TIMEOUT_MS = 8000
+TCP_USER_TIMEOUT_MS = 7000
+"""With the 3 to 4 s of silence after which a peer is asked: a cut link is told of in less than 12 s."""
 PROXY_STDERR_BYTES = 4096
 PROXY_GRACE_S = 2.0
 
