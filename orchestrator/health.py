@@ -28,6 +28,8 @@ SHELL_SIGNAL = 128
 COMPILE_PHASE = re.compile(r"compil|warm", re.IGNORECASE)
 SILENT_STEPS = 5
 """A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
+BEHIND_BYTES = 64 << 20
+"""A supervisor that keeps up may have so much of a log before it that is written at full speed."""
 CLOCK_S = 60.0
 """How far in the future a program's own time may lie."""
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
@@ -245,7 +247,7 @@ def _vanished(look: _Look) -> Verdict:
         return look.verdict("LOST", "no process is left, and how it ended cannot be recorded")
     if probe.supervisor_alive:
         # Not yet FAILED or SUCCEEDED: the end of its log, and of what outlived the program, is still being read.
-        return look.verdict("STOPPING", "no process is left; how it ended is being recorded")
+        return look.verdict("STOPPING", f"no process is left; how it ended is being recorded{_behind(look)}")
     step = f"; last seen at step {look.step}" if look.step is not None else ""
     record = f"{' and '.join(probe.unreadable)} cannot be read" if probe.unreadable else "no exit record"
     if look.refuted is not None:
@@ -375,7 +377,13 @@ def _notes(look: _Look) -> str:
     recent = summary.scan.recent_tok_s
     if len(recent) > 1 and max(recent[-2:]) < look.limits.decay * max(recent):
         notes.append(f"tok/s has fallen from {max(recent):,.0f}")
-    return "".join(f"; {note}" for note in notes)
+    return "".join(f"; {note}" for note in notes) + _behind(look)
+
+
+def _behind(look: _Look) -> str:
+    """That what is said may be old news: the log is written faster than it is read."""
+    unread = look.probe.unread_bytes
+    return f"; the last {unread >> 20:,} MiB of its log are not read yet" if unread > BEHIND_BYTES else ""
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

@@ -209,8 +209,16 @@ def _one(
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
         program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable, elsewhere=elsewhere,
-        disk=disk,
+        disk=disk, unread_bytes=sum(_unread(one, log) for one in logs),
     )  # fmt: skip
+
+
+def _unread(one: FollowedLog, own: LogFile) -> int:
+    if one.foreign is None:
+        size = own.size if own.verified else 0
+    else:
+        size = one.foreign.size if one.foreign.shared is None else 0
+    return max(0, size - max(one.summary.offset, one.summary.scan.decided_offset))
 
 
 def looked_at(paths: RunPaths, nonce: str, logs: list[FollowedLog], *, alive: bool) -> list[FollowedLog]:

@@ -213,6 +213,8 @@ class Probe:
     """Kills for memory in the container since the attempt started."""
     program_exit: ProgramExit | None = None
     """The spawned process has ended; `exit` follows once nothing of the run is left."""
+    unread_bytes: int = 0
+    """So much of its logs had not been read yet when its supervisor, or this probe, wrote down what it had read."""
     unreadable: list[str] = field(default_factory=list)
     """Records that are there, and are no such record: something else wrote into the run directory."""
     disk: Disk | None = None

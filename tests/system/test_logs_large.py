@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -100,3 +103,21 @@ def test_a_log_of_clean_and_dirty_parts_is_searched_as_a_whole(specctl: Specctl)
         assert raw[row["offset"] :].startswith((row["line"].encode(), b"ba\x1b["))
     around = specctl("logs", run_id, "--grep", "step=77777 ", "-C", "1").out.splitlines()
     assert [line.partition(" ")[0] for line in around] == ["step=77776", "step=77777", "step=77778"] * 2
+
+
+def test_status_says_how_far_behind_a_supervisor_is(specctl: Specctl) -> None:
+    program = "import os, sys, time\nprint('step=1 tok/s=1', flush=True)\n"
+    program += "while not os.path.exists('go'): time.sleep(.02)\n"
+    program += "for _ in range(100): sys.stdout.write('x' * 999_999 + '\\n')\n"
+    program += "sys.stdout.flush(); open('written', 'w'); time.sleep(1000)"
+    run_id = str(specctl.launch("--", sys.executable, "-c", program).json["run_id"])
+    supervisor = json.loads((specctl.run_dir(run_id) / "supervisor.json").read_text())["pid"]
+    code = specctl.run_dir(run_id) / "code"
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        (code / "go").touch()
+        poll_until((code / "written").exists)
+        assert "; the last 95 MiB of its log are not read yet" in specctl.status(run_id)["why"]
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    poll_until(lambda: "not read" not in specctl.status(run_id)["why"])

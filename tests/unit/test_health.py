@@ -179,6 +179,12 @@ def test_a_run_outlives_its_supervisor_and_says_so():
     assert "supervisor gone" in verdict.why
 
 
+def test_a_log_that_is_written_faster_than_it_is_read_is_said_to_be():
+    verdict = judge(look(STEPS, unread_bytes=200 << 20))
+    assert verdict.state == "RUNNING" and "the last 200 MiB of its log are not read yet" in verdict.why
+    assert "not read" not in judge(look(STEPS, unread_bytes=30 << 20)).why
+
+
 def test_children_that_outlive_the_program_keep_the_run_alive():
     child = dataclasses.replace(PROGRAM, pid=43)
     verdict = judge(look(STEPS, program=None, tree=[child], program_exit=ProgramExit(at=NOW, code=0)))
