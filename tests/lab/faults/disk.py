@@ -1,0 +1,194 @@
+"""What can happen to the disk of a run, and to who may write there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.driver import poll_until
+from tests.lab.faults.program import start
+from tests.lab.matrix import PAGE, WORKDIR, Scene, fault
+
+SECRET = "hunter2-Zq9x-tulip"
+STUBBORN = (
+    "lost = 0\n"
+    "for n in range(1, 100000):\n"
+    "    try: step(n)\n"
+    "    except OSError: time.sleep(0.05)\n"
+)  # fmt: skip
+"""A program that goes on although its output cannot be written."""
+
+
+def mounted(scene: Scene, options: str) -> None:
+    """A disk of its own for the workdir; the scene's end unmounts it."""
+    scene.inside(f"mkdir -p {WORKDIR} && mount -t tmpfs -o {options} disk {WORKDIR}")
+
+
+def fill(scene: Scene) -> None:
+    scene.inside(f"cat /dev/zero >{WORKDIR}/filler 2>/dev/null; :")
+
+
+def push_says(scene: Scene, *words: str) -> None:
+    done = scene.specctl("push", scene.target, str(PAGE), f"{WORKDIR}/pushed")
+    assert done.code == 1 and all(word in done.err for word in words), done.err
+
+
+@fault
+def the_disk_was_full_before_the_launch(scene: Scene) -> Iterator[None]:
+    mounted(scene, "size=24m")
+    fill(scene)
+    yield
+
+
+@fault
+def the_disk_fills_up_and_the_program_goes_on(scene: Scene) -> Iterator[None]:
+    mounted(scene, "size=24m")
+    start(scene, STUBBORN, until="step")
+    fill(scene)
+    push_says(scene, f"the file system at {WORKDIR} has 0.0 of 24.0 MiB free", "make room")
+    yield
+
+
+@fault
+def the_disk_fills_up_and_the_program_dies_of_it(scene: Scene) -> Iterator[None]:
+    mounted(scene, "size=24m")
+    start(scene, "for n in range(1, 100000): step(n)\n", until="step")
+    fill(scene)
+    poll_until(lambda: not scene.pids(), what="its end")
+    scene.until_state("FAILED")
+    yield
+
+
+@fault
+def a_checkpoint_found_no_room(scene: Scene) -> Iterator[None]:
+    mounted(scene, "size=24m")
+    start(scene, "for n in range(1, 100000):\n"
+          "    step(n)\n"
+          "    if os.path.exists('go'):\n"
+          "        folder = RUN + f'/checkpoints/step-{n}.tmp'\n"
+          "        os.makedirs(folder)\n"
+          "        with open(folder + '/model.bin', 'wb', buffering=0) as file:\n"
+          "            while True: file.write(bytes(1 << 20))\n", until="step")  # fmt: skip
+    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.until_state("FAILED")
+    yield
+
+
+@fault
+def the_disk_has_no_inodes_left(scene: Scene) -> Iterator[None]:
+    mounted(scene, "size=64m,nr_inodes=2000")
+    scene.start(until="step")
+    many = "[open(str(number), \"w\").close() for number in range(9999)]"
+    scene.inside(f"mkdir {WORKDIR}/many; cd {WORKDIR}/many; python3 -c '{many}' 2>/dev/null; :")
+    push_says(scene, f"the file system at {WORKDIR} has no free inodes", "make room")
+    yield
+
+
+@fault
+def the_disk_becomes_read_only(scene: Scene) -> Iterator[None]:
+    image = scene.lab.run / "disk.img"
+    subprocess.run(["truncate", "-s", "32M", image], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    found = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"no loop device can be had here: {found.stderr.strip()}")
+    device = Path(found.stdout.strip())
+    node = f"b {os.major(device.stat().st_rdev)} {os.minor(device.stat().st_rdev)}"
+    try:
+        init = scene.on_node(f"lxc-info -n {scene.vmid} -p -H").strip()
+        mount = f"rm -f /disk; mknod /disk {node}; mount -t ext4 -o errors=remount-ro /disk {WORKDIR}"
+        scene.on_node(f"nsenter --target {init} --mount sh -ec 'mkdir -p {WORKDIR}; {mount}'")
+        start(scene, STUBBORN, until="step")
+        scene.kept = False
+        Path(f"/sys/fs/ext4/{device.name}/trigger_fs_error").write_text("the lab")
+        yield
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=False)
+        image.unlink()
+
+
+# --- who may write --------------------------------------------------------------------------------------------------
+
+
+def another_user(scene: Scene) -> None:
+    """From now on verbs are asked by a user of the container who is not root."""
+    scene.inside("id trainer >/dev/null 2>&1 || useradd -m trainer")
+    text = scene.specctl.inventory.read_text()
+    scene.specctl.inventory.write_text(text.replace("{vmid: 101}", "{vmid: 101, user: trainer}"))
+
+
+@fault
+def the_workdir_belongs_to_somebody_else(scene: Scene) -> Iterator[None]:
+    scene.inside(f"mkdir -p {WORKDIR} && chmod 755 /root {WORKDIR}")
+    another_user(scene)
+    yield
+
+
+@fault
+def the_run_belongs_to_somebody_else(scene: Scene) -> Iterator[None]:
+    scene.start(until="step")
+    scene.inside("chmod 755 /root")
+    before = scene.specctl.inventory.read_text()
+    another_user(scene)
+    yield
+    scene.specctl.inventory.write_text(before)
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+@fault
+def the_run_has_a_secret(scene: Scene) -> Iterator[None]:
+    text = scene.specctl.inventory.read_text()
+    scene.specctl.inventory.write_text(text.replace("{vmid: 101}", "{vmid: 101, secrets: [API_KEY]}"))
+    scene.specctl.environ["API_KEY"] = SECRET
+    said = []
+    with command_lines_that_show(SECRET) as shown:
+        start(scene, f"assert os.environ['API_KEY'] == {SECRET[:4]!r} + {SECRET[4:]!r}\n"
+              "for n in range(1, 100000): step(n)\n", until="step")  # fmt: skip
+        holders = scene.inside(f"grep -l {SECRET} /proc/[0-9]*/environ 2>/dev/null; :").split()
+        assert holders == [f"/proc/{pid}/environ" for pid in scene.pids()], "only the program has it"
+        failing = ["--json", "--until", "process", "--", "python3", "-c", "import os; os.environ['API_KEY'].bad"]
+        for words in (
+            ["launch", scene.target, "--plan", "--", "env"], ["launch", scene.target, *failing],
+            ["launch", scene.target, "--json", "--", "no-such-program"], ["logs", scene.run_id, "--json"],
+            ["status", "--json", "--all"], ["show", scene.run_id, "--json"], ["show", scene.run_id], ["ls", "--json"],
+        ):  # fmt: skip
+            done = scene.specctl(*words)
+            said.append(done.out + done.err)
+        yield
+    assert not shown, f"it stood in command lines: {shown}"
+    assert not [text for text in said if SECRET in text]
+    there = scene.inside(f"grep -rl {SECRET} {WORKDIR} /root /tmp /run /var /etc /dev/shm 2>/dev/null; :")
+    assert not there, f"in the container: {there}"
+    here = subprocess.run(["grep", "-rl", SECRET, scene.specctl.home], capture_output=True, text=True)
+    assert not here.stdout, f"on the laptop: {here.stdout}"
+    assert not scene.on_node(f"grep -rl {SECRET} /root /tmp /run/pve /var/log /etc/pve 2>/dev/null; :")
+
+
+@contextmanager
+def command_lines_that_show(text: str) -> Iterator[list[str]]:
+    """The command lines of any process of laptop, node and container that hold it: this machine sees them all."""
+    found: list[str] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    if text.encode() in (line := path.read_bytes()) and b"grep" not in line:
+                        found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
