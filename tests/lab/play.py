@@ -21,7 +21,8 @@ from tests.lab.remains import is_abandoned
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ROOT / "hosts.lab.yaml"
-NODES = {"pve": "play", "pve2": "play-2"}
+NAME = os.environ.get("SPECCTL_LAB_NAME", "play")
+NODES = {"pve": NAME, "pve2": f"{NAME}-2"}
 """The nodes of the cluster, and the names by which later commands find them."""
 PLAN = {"pve": [name for name in KINDS if name != "torch"] + ["bridged"], "pve2": ["plain", "no_init"]}
 FIRST_VMID = {"pve": 101, "pve2": 201}
@@ -56,14 +57,18 @@ def state(lab: Lab, vmid: int) -> str:
 # --- up and down ----------------------------------------------------------------------------------------------------
 
 
-def up(say: Say) -> None:
+def up(say: Say, *, chosen: list[str], hosts: Path) -> None:
+    if unknown := [kind for kind in chosen if kind not in KINDS]:
+        raise LabUnavailable(f"there is no kind of container {unknown[0]}; there are {', '.join(KINDS)}")
     setup()
     labs: dict[str, Lab] = {}
     keys: dict[int, dict[str, str]] = {}
     try:
         for node, name in NODES.items():
             labs[node] = Lab(node=node, name=name, cluster=next(iter(labs.values()), None)).up(keep=True)
-            kinds = [*PLAN[node], *(["torch"] if node == "pve" and importlib.util.find_spec("torch") else [])]
+            kinds = PLAN[node]
+            if node == "pve":
+                kinds = chosen or kinds + ["torch"] * bool(importlib.util.find_spec("torch"))
             for vmid, kind in enumerate(kinds, FIRST_VMID[node]):
                 what = KINDS[kind].what.replace("VMID", str(vmid))
                 say(f"{node}  ct{vmid}  {what}")
@@ -71,14 +76,14 @@ def up(say: Say) -> None:
                 (labs[node].run / f"{vmid}.kind").write_text(what)
         labs["pve2"].on_node(["sh", "-c", "echo 'echo Welcome to pve2, said by its shell' >/root/.bashrc"])
         labs["pve2"].define(MOVED)
-        write_inventory(labs, keys)
+        write_inventory(labs, keys, hosts)
     except BaseException:
         for lab in labs.values():
             lab.down()
         raise
-    first = f"specctl --inventory {HOSTS.name}"
+    first = f"specctl --inventory {hosts.name}"
     say(f"""
-{HOSTS.name} names them all; specctl is in .venv/bin, if make has put it there. Type:
+{hosts.name} names them all; specctl is in .venv/bin, if make has put it there. Type:
   {first} launch ct101 -- sh -c 'n=0; while sleep 1; do n=$((n+1)); echo step=$n tok/s=100; done'
   {first} status
 and then pull cables, and ask again:
@@ -86,7 +91,7 @@ and then pull cables, and ask again:
   ./lab heal              ./lab status        ./lab down            ./lab --help""")
 
 
-def write_inventory(labs: dict[str, Lab], keys: dict[int, dict[str, str]]) -> None:
+def write_inventory(labs: dict[str, Lab], keys: dict[int, dict[str, str]], hosts: Path) -> None:
     config = labs["pve"].run / "ssh" / "all_nodes"
     config.write_text("\n".join(lab.ssh_config.read_text() for lab in labs.values()))
     lines = [
@@ -101,17 +106,20 @@ def write_inventory(labs: dict[str, Lab], keys: dict[int, dict[str, str]]) -> No
             entry = ", ".join(f"{key}: {value}" for key, value in {**node, **keys[vmid]}.items())
             lines.append(f"  ct{vmid}: {{{entry}}}".ljust(44) + f" # {(lab.run / f'{vmid}.kind').read_text()}")
     lines.append(f"  ct{MOVED}: {{vmid: {MOVED}}}".ljust(44) + " # it lives on pve2, whatever this says")
-    HOSTS.write_text("\n".join(lines) + "\n")
+    hosts.write_text("\n".join(lines) + "\n")
+    (labs["pve"].run / "hosts").write_text(str(hosts.resolve()))
     owner = os.environ.get("SUDO_UID", "")
     if owner.isdigit():  # whoever typed sudo is the one who types specctl
-        for path in (HOSTS, *(lab.run / "ssh" / "id" for lab in labs.values())):
+        for path in (hosts, *(lab.run / "ssh" / "id" for lab in labs.values())):
             os.chown(path, int(owner), -1)
 
 
 def down(say: Say) -> None:
     for node, name in NODES.items():
-        Lab(node=node, name=name).down()
-    HOSTS.unlink(missing_ok=True)
+        lab = Lab(node=node, name=name)
+        if (written := lab.run / "hosts").exists():
+            Path(written.read_text()).unlink(missing_ok=True)
+        lab.down()
     say("the lab is gone, with all that ran in it")
 
 
@@ -223,7 +231,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lab", description="Two Proxmox nodes with real containers, to break things.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     verbs.add_parser("setup", help="install what is missing (apt) and make the containers' root image")
-    verbs.add_parser("up", help="start it, leave it running, and write hosts.lab.yaml")
+    words = verbs.add_parser("up", help="start it, leave it running, and write hosts.lab.yaml")
+    words.add_argument("kind", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; or all")
+    words.add_argument("--write", type=Path, default=HOSTS, metavar="FILE", help="another file than hosts.lab.yaml")
     verbs.add_parser("status", help="what runs, and what is broken")
     for name, (_, about) in VERBS.items():
         words = verbs.add_parser(name, help=about)
@@ -240,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.verb == "setup":
             setup()
         elif args.verb == "up":
-            up(say)
+            up(say, chosen=args.kind, hosts=args.write)
         elif args.verb == "down":
             down(say)
         elif args.verb == "status":
