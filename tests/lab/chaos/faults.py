@@ -177,5 +177,7 @@ QUICK: tuple[Fault, ...] = (
     *LINK, link_cut_at_a_byte, link_cut_at_a_byte, frozen, rebooted, agent_killed, agent_killed, *DISK, *RUN,
 )  # fmt: skip
 """Those that may come in the middle of a verb, and be over before it is."""
+OF_ONE = frozenset({*CONTAINER, *DISK, agent_killed})
+"""Those that touch one container, that of the run that was chosen last."""
 HIDING = frozenset({*LINK, *CONTAINER, agent_killed})
 """Those under which it may be said that it cannot be known."""

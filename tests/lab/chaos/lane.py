@@ -202,7 +202,7 @@ class Lane:
     def outcome(self, laptop: Laptop, verb: Verb, before: dict[str, View], began: float) -> Outcome:
         """Waits for a verb that was typed at `began`, and looks again."""
         said = verb.wait(DEADLINE_S)
-        self.ledger.time(said.words[0], said.took_s)
+        self.ledger.time(said.verb, said.took_s)
         after, ended = self.look(), time.monotonic()
         with self._lock:
             troubles = [
@@ -210,7 +210,7 @@ class Lane:
             ]
         ends = " (killed by SIGKILL)" if said.killed else ""
         self.tell(f"{laptop.name}: specctl {' '.join(said.words)} -> {said.code}{ends} after {said.took_s:.1f} s")
-        self.ledger.count(said.words[0])
+        self.ledger.count(said.verb)
         where = self.where(said)
         for finding in manners(said.words, said.code, said.err, killed=said.killed, late=said.late):
             self.ledger.note(finding, where)
@@ -226,7 +226,7 @@ class Lane:
         self.tell(f"fault: {name}")
         self.ledger.count(f"-{name}")
         heal = fault(self, rng)
-        if fault in faults.CONTAINER and self.chosen is not None:
+        if fault in faults.OF_ONE and self.chosen is not None:
             trouble.box = self.chosen.box
         try:
             yield
@@ -236,7 +236,8 @@ class Lane:
             trouble.over = time.monotonic()
 
     def disk_was_full(self, box: Container) -> bool:
-        return any(one.name == "disk_full" for one in self._trouble)
+        """Of late: what that leaves behind may keep a run from starting."""
+        return any(one.name == "disk_full" and one.box is box for one in self._trouble)
 
     # --- what is written down ---------------------------------------------------------------------------------------
 

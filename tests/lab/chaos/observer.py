@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +70,6 @@ class Truth:
 class View:
     """One look at one container."""
 
-    at: float
     processes: list[Process]
     runs: dict[str, str]
     """Run id -> token of every run directory there is; one whose record cannot be read is none."""
@@ -98,9 +96,7 @@ class Observer:
     # --- one look ---------------------------------------------------------------------------------------------------
 
     def look(self) -> View:
-        return View(
-            at=time.time(), processes=list(self.processes()), runs=self._runs(), witnesses=dict(self._witnesses())
-        )
+        return View(processes=list(self.processes()), runs=self._runs(), witnesses=dict(self._witnesses()))
 
     def processes(self) -> Iterator[Process]:
         """All that lives in the container. A process that is forked meanwhile is found as well: what has begun it was

@@ -29,6 +29,11 @@ class Said:
     """It was ended since its time was over."""
 
     @property
+    def verb(self) -> str:
+        """Its name; to follow is another thing than to read."""
+        return "logs -f" if "-f" in self.words else self.words[0]
+
+    @property
     def answer(self) -> dict[str, Any] | None:
         """The one JSON object on stdout, if that is what stdout is."""
         try:
@@ -50,6 +55,7 @@ class Verb:
     began: float
     over: threading.Event = field(default_factory=threading.Event)
     code: int = 0
+    ended: float = 0.0
     killed: bool = False
 
     def kill(self) -> None:
@@ -66,7 +72,7 @@ class Verb:
         self.out.unlink()
         self.err.unlink()
         return Said(
-            words=self.words, code=self.code, out=out, err=err, took_s=time.monotonic() - self.began,
+            words=self.words, code=self.code, out=out, err=err, took_s=self.ended - self.began,
             killed=self.killed, late=late,
         )  # fmt: skip
 
@@ -118,5 +124,5 @@ class Pool:
         for line in self._server.stdout:
             answer = json.loads(line)
             verb = self._verbs.pop(answer["id"])
-            verb.code = answer["code"]
+            verb.code, verb.ended = answer["code"], time.monotonic()
             verb.over.set()

@@ -110,9 +110,11 @@ class Actor(Court):
 
     def under(self, rng: random.Random) -> None:
         """Verbs while one fault lasts, or two."""
-        chosen = [rng.choice(faults.ALL) for _ in range(1 if rng.random() < 0.6 else 2)]
+        first, second, both = rng.choice(faults.ALL), rng.choice(faults.ALL), rng.random() < 0.4
+        if second is first or {first, second} <= set(faults.CONTAINER):
+            both = False  # a container that is stopped cannot be frozen
         with contextlib.ExitStack() as stack:
-            for fault in dict.fromkeys(chosen):
+            for fault in (first, second) if both else (first,):
                 stack.enter_context(self.lane.fault(fault, rng))
             for _ in range(rng.randint(1, 2)):
                 self.any_verb(rng)
