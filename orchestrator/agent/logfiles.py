@@ -27,6 +27,7 @@ CLEAN_BYTES = 8 << 20
 """Less is not worth a search of its own."""
 BEGINS_S = 10.0
 """How long a supervisor may take from its claim to its record."""
+HEADER_BYTES = 4096
 TICK_S = 0.02
 """A file's time is the kernel's last tick, so that a file may have been written after it."""
 
@@ -100,8 +101,8 @@ class Logs:
         """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
         log = self.seen.log
         if not log.verified:
-            if not os.path.exists(log.path) and self._not_begun() and not (self.follow and self._may_begin()):
-                return  # there is no log, and there never was
+            if _has_no_lines(log.path) and self._not_begun() and not (self.follow and self._may_begin()):
+                return  # nothing was written, and nobody will
             raise Refusal(
                 "identity",
                 f"{log.path} cannot be shown as this run's log: {log.why}",
@@ -244,3 +245,14 @@ class Logs:
             "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
             **fields,
         })  # fmt: skip
+
+
+def _has_no_lines(path: str) -> bool:
+    """Whether there is no log, or at most its header, which a full disk may have cut."""
+    try:
+        with os.fdopen(files.open_regular(path), "rb") as file:
+            return not file.read(HEADER_BYTES).partition(b"\n")[2]
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.driver import Specctl, poll_until
 
 PYTHON = sys.executable
@@ -118,11 +120,15 @@ def test_last_says_what_it_resolved_to(specctl: Specctl) -> None:
     assert done.out == "line 100 even\n" and f"@last is {run_id}" in done.err
 
 
-def test_a_run_whose_supervisor_was_gone_before_it_began_has_no_lines(specctl: Specctl) -> None:
+@pytest.mark.parametrize("got_to", ["no log", "an empty log", "a header"])
+def test_a_run_whose_supervisor_was_gone_before_it_began_has_no_lines(specctl: Specctl, got_to: str) -> None:
     run_id = specctl.launch("--", "no-such-program").json["run_id"]
     folder = specctl.run_dir(run_id)
-    for name in ("exit.json", "supervisor.json", f"{run_id}.a1.log"):
-        (folder / name).unlink()
+    log = folder / f"{run_id}.a1.log"
+    for path in (folder / "exit.json", folder / "supervisor.json", *([log] if got_to == "no log" else [])):
+        path.unlink()
+    if got_to == "an empty log":
+        os.truncate(log, 0)
     assert specctl("logs", run_id).code == 1
     assert specctl("logs", run_id, "-f").code == 3, "its log may come yet"
     os.utime(folder / "claim", (1, 1))
@@ -131,3 +137,5 @@ def test_a_run_whose_supervisor_was_gone_before_it_began_has_no_lines(specctl: S
     for words in (["logs", run_id], ["logs", run_id, "-f"]):
         done = specctl(*words)
         assert done.out == "" and done.code == 1 and "NEVER_STARTED" in done.err and "deleted" not in done.err
+    log.write_text("# specctl\na line that nobody can say the origin of\n")
+    assert specctl("logs", run_id).code == 3
