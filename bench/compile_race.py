@@ -76,7 +76,7 @@ def start(device: torch.device, *, planned: bool, threads: int, steps: int) -> t
             gate.wait()
             with members[rank].stream():
                 for _ in range(steps):
-                    average = functools.partial(replicas.average, rank, members[rank].flat.gradients)
+                    average = functools.partial(members[rank].average, replicas, rank)
                     members[rank].step([batches[rank]], lr=1e-4, average=average, hashed=False)
         except Aborted:
             pass

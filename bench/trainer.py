@@ -125,9 +125,12 @@ def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: 
     ]
     batches = [make_batch(member, sizes, length, rank) for rank, member in enumerate(members)]
     replicas = Replicas(drafters)
+    if drafters > 1:
+        for member in members:
+            member.exchange_early()
 
     def step(rank: int) -> None:
-        average = partial(replicas.average, rank, members[rank].flat.gradients) if drafters > 1 else None
+        average = partial(members[rank].average, replicas, rank) if drafters > 1 else None
         members[rank].step([batches[rank]], lr=1e-5, average=average, hashed=False)
 
     def warm(_unit: compile_plan.Unit) -> dict[str, Any]:

@@ -8,13 +8,19 @@ and do not.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
+from trainer.replicas import Part
 
 ALIGN = 64
 """Floats; every parameter starts on a 256-byte boundary, as if it had been allocated alone."""
@@ -60,6 +66,8 @@ class FlatWeights:
         self.weights = torch.zeros(size, device=device)
         self.gradients = torch.zeros(size, device=device)
         self.decaying = decaying
+        self.parts: list[Part] = []
+        """See `collect_early`."""
         self.adds = False
         """Whether `collect` adds to what is there: the second and later micro-batches of a step."""
         self._parameters = [parameter for _, parameter in named]
@@ -72,11 +80,44 @@ class FlatWeights:
 
     def collect(self) -> None:
         """Take the gradients that a backward left at the parameters, instead of the ones before, or beside them."""
+        if not self.parts:
+            self._take(range(len(self._parameters)))
+
+    def collect_early(self, event: Callable[[], Any]) -> None:
+        """From now on take them during the backward, a layer at a time: `parts`, in the order in which they come, each
+        with the `event` at which it was taken."""
+        if self.parts:
+            return
+        layer = re.compile(r"layers\.(\d+)\.")
+        groups: dict[tuple[bool, str], list[int]] = {}
+        for index, place in enumerate(self.places):
+            found = layer.match(place.name) if len(place.shape) > 1 else None
+            groups.setdefault((len(place.shape) > 1, found[1] if found else ""), []).append(index)
+        ends = [*(place.start for place in self.places[1:]), len(self.gradients)]
+        # The last layer's come first; then the norms, which are all over them, and what stands before the layers.
+        order = sorted(groups, key=lambda group: (group == (True, ""), not group[0], -int(group[1] or 0)))
+        for number, group in enumerate(order):
+            members = groups[group]
+            self.parts.append(Part(low=self.places[members[0]].start, high=ends[members[-1]]))
+            left = set(members)
+
+            def taken(_parameter: Tensor, *, index: int, number: int = number, members: list[int] = members,
+                      left: set[int] = left) -> None:  # fmt: skip
+                left.discard(index)
+                if not left:
+                    left.update(members)
+                    self._take(members)
+                    self.parts[number] = dataclasses.replace(self.parts[number], ready=event())
+
+            for index in members:
+                self._parameters[index].register_post_accumulate_grad_hook(functools.partial(taken, index=index))
+
+    def _take(self, indices: Sequence[int]) -> None:
         # Each backward makes fresh ones: cheaper than to clear a buffer and have them added to it.
         take = torch._foreach_add_ if self.adds else torch._foreach_copy_
-        take(self._gradient_of, [parameter.grad for parameter in self._parameters])
-        for parameter in self._parameters:
-            parameter.grad = None
+        take([self._gradient_of[index] for index in indices], [self._parameters[index].grad for index in indices])
+        for index in indices:
+            self._parameters[index].grad = None
 
     def spread(self) -> None:
         """Let the parameters be what `weights` holds now."""

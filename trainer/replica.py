@@ -23,7 +23,7 @@ from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import Kernels
 from trainer.loss import block_loss
 from trainer.optim import AdamW, FlatWeights
-from trainer.replicas import weight_hash
+from trainer.replicas import Replicas, weight_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +110,16 @@ class Replica:
         self._stalls: list[Span] = []
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._exchange = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What this replica does belongs inside: its own stream, where there are streams."""
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
+
+    def exchange_early(self) -> None:
+        """Let a layer's gradients be ready for the others as soon as they are there; before anything is compiled."""
+        device, stream = self.device, self._stream
+        self.flat.collect_early(lambda: torch.cuda.current_stream(device).record_event() if stream else None)
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
                tokens: int, cursor: Cursor, made: Span | None = None, made_by: int = 0) -> MicroBatch:  # fmt: skip
@@ -137,6 +143,10 @@ class Replica:
             step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum, weight=weight,
             tokens=tokens, cursor=cursor, made=made, made_by=made_by, ready=ready,
         )  # fmt: skip
+
+    def average(self, replicas: Replicas, place: int) -> None:
+        """Bring the other replicas' gradients into the flat ones; on CUDA while the rest of the backward goes on."""
+        replicas.average(place, self.flat.gradients, parts=self.flat.parts, stream=self._exchange)
 
     def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
              average: Callable[[], None] | None = None, after: Callable[[], None] | None = None

@@ -3,15 +3,19 @@
 Each replica adds up its own slice of everybody's gradients, always in the order of the ranks, then fetches the slices
 that the others added up: every replica ends with the same bits, whatever the threads' timing. Losses are already
 divided by the weight of the whole step, so the sum *is* the average. On CUDA the threads only meet; their devices wait
-for each other by events, and no thread waits for a device. A barrier that another worker's failure broke raises
+for each other by events, and no thread waits for a device: a layer's gradients are on their way while the device is in
+the backward of the layer before. A barrier that another worker's failure broke raises
 `Aborted`.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +35,15 @@ class ReplicasDiffer(RuntimeError):
         self.worker = worker
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A stretch of a flat buffer, and the CUDA event after which it holds what is to be added up."""
+
+    low: int
+    high: int
+    ready: Any = None
+
+
 class Replicas:
     """The meeting place of `count` drafter threads; each calls every method as often as the others, with its rank.
 
@@ -40,10 +53,10 @@ class Replicas:
     def __init__(self, count: int) -> None:
         self.count = count
         self._barrier = threading.Barrier(count)
-        self._gradients: list[Tensor | None] = [None] * count
-        self._reached: list[list[Any]] = [[None] * count for _ in range(3)]
-        """By phase of `average` and rank: the CUDA event up to which others may rely on this replica's work. A phase
-        has its own, since a quick thread is in the next one before a slow one has looked."""
+        self._flat: list[Tensor | None] = [None] * count
+        self._parts: list[list[list[Part]]] = [[[]] * count for _ in range(3)]
+        """By phase of `average` and rank: what others may rely on of this replica's buffer from when on. A phase has
+        its own, since a quick thread is in the next one before a slow one has looked."""
 
     def abort(self) -> None:
         """Let every replica that waits, or will, raise `Aborted`."""
@@ -57,23 +70,36 @@ class Replicas:
         except threading.BrokenBarrierError:
             raise Aborted from None
 
-    def average(self, rank: int, gradients: Tensor) -> None:
-        """Make flat `gradients` [P] the sum over all replicas, in place; nobody reads it any more, as far as its device
-        is concerned, when this returns."""
-        self._gradients[rank] = gradients
-        self._published(0, rank, gradients)
-        low, high = self._slice(rank, len(gradients))
-        total = self._part(0, low, high, gradients.device).clone()
-        for other in range(1, self.count):
-            total += self._part(other, low, high, gradients.device)
-        gradients[low:high] = total
-        self._published(1, rank, gradients)
-        for other in range(self.count):
-            if other != rank:
-                low, high = self._slice(other, len(gradients))
-                gradients[low:high] = self._part(other, low, high, gradients.device)
-        # The caller changes them next: not before everybody has fetched this replica's slice.
-        self._published(2, rank, gradients)
+    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), stream: Any = None) -> None:
+        """Make `flat` [P], the gradients, say, the sum over all replicas, in place; nobody reads it any more, as far as
+        its device is concerned, when this returns.
+
+        On CUDA the work goes to `stream`, part after part as each is `ready`: while the device is still busy with what
+        the later ones come from. Without parts it is one, which is ready when the current stream gets here.
+        """
+        on_cuda = flat.device.type == "cuda"
+        here = torch.cuda.current_stream(flat.device) if on_cuda else None
+        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+            whole = [Part(low=0, high=len(flat), ready=here.record_event() if here else None)]
+            self._flat[rank] = flat
+            own = self._published(0, rank, list(parts) or whole)
+            added = []
+            for number, part in enumerate(own):
+                low, high = self._slice(rank, part)
+                total = self._of(0, 0, number, low, high, flat.device).clone()
+                for other in range(1, self.count):
+                    total += self._of(0, other, number, low, high, flat.device)
+                flat[low:high] = total
+                added.append(dataclasses.replace(part, ready=_event(flat.device)))
+            for number, part in enumerate(self._published(1, rank, added)):
+                for other in range(self.count):
+                    if other != rank:
+                        low, high = self._slice(other, part)
+                        flat[low:high] = self._of(1, other, number, low, high, flat.device)
+            # The caller changes it next: not before everybody has fetched this replica's slices.
+            self._published(2, rank, [dataclasses.replace(whole[0], ready=_event(flat.device))])
+        for (end,) in self._parts[2]:
+            _wait_for(end.ready, flat.device)
 
     def mean(self, rank: int, buffers: Sequence[Tensor]) -> None:
         """Make each of the flat `buffers` the mean over all replicas, in place."""
@@ -81,28 +107,37 @@ class Replicas:
             self.average(rank, buffer)
             buffer /= self.count
 
-    def _slice(self, rank: int, size: int) -> tuple[int, int]:
-        return size * rank // self.count, size * (rank + 1) // self.count
+    def _slice(self, rank: int, part: Part) -> tuple[int, int]:
+        """What of a part replica `rank` adds up for all."""
+        size = part.high - part.low
+        return part.low + size * rank // self.count, part.low + size * (rank + 1) // self.count
 
-    def _part(self, rank: int, low: int, high: int, device: torch.device) -> Tensor:
-        gradients = self._gradients[rank]
-        assert gradients is not None
-        return gradients[low:high].to(device)
-
-    def _published(self, phase: int, rank: int, gradients: Tensor) -> None:
-        """What this replica's device has been told to do so far comes before what the others' are told from now on."""
-        on_cuda = gradients.device.type == "cuda"
-        if on_cuda:
-            stream = torch.cuda.current_stream(gradients.device)
-            self._reached[phase][rank] = stream.record_event()
+    def _published(self, phase: int, rank: int, parts: list[Part]) -> list[Part]:
+        """Tell the others, and wait until they have told theirs."""
+        self._parts[phase][rank] = parts
         self.meet()
-        for event in self._reached[phase]:
-            if event is None:
-                continue
-            if on_cuda:
-                stream.wait_event(event)
-            else:
-                event.synchronize()
+        return parts
+
+    def _of(self, phase: int, rank: int, number: int, low: int, high: int, device: torch.device) -> Tensor:
+        """low:high of a replica's buffer on `device`, as it is once that replica's part is ready."""
+        flat = self._flat[rank]
+        assert flat is not None
+        _wait_for(self._parts[phase][rank][number].ready, device)
+        return flat[low:high].to(device)
+
+
+def _event(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def _wait_for(event: Any, device: torch.device) -> None:
+    """What `device` is told from now on comes after `event`."""
+    if event is None:
+        return
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_event(event)
+    else:
+        event.synchronize()
 
 
 def check_equal(hashes: Mapping[str, int], *, step: int) -> None:

@@ -110,6 +110,9 @@ class Training:
         self.share = config.batch_size // self.count
         self.targets = dict(enumerate(targets))
         self.members = make_replicas(config, targets, shape)
+        if config.sync == "grads" and self.count > 1:
+            for member in self.members.values():
+                member.exchange_early()
         self.lost: list[str] = []
         self.must_keep = what_must_stay(config, targets[0], rows, shape)
         self.steps_done = 0
@@ -175,7 +178,7 @@ class Training:
         gate.wait()
         self._settle(member)
         member.scale = 1.0 if config.sync == "grads" else float(len(self.members))
-        average = functools.partial(self.replicas.average, place, member.flat.gradients)
+        average = functools.partial(member.average, self.replicas, place)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):
                 worker.step = step

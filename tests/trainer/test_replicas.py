@@ -10,10 +10,14 @@ import pytest
 import torch
 
 import trainer.replicas
+from trainer.attention import DenseAttention
+from trainer.blocks import generator_for, lay_out
 from trainer.config import OptimizerConfig
+from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.kernels import plain
 from trainer.optim import AdamW, FlatWeights, learning_rate
 from trainer.pipeline import Aborted, Channel
-from trainer.replicas import Replicas, ReplicasDiffer, check_equal, weight_hash
+from trainer.replicas import Part, Replicas, ReplicasDiffer, check_equal, weight_hash
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | None]:
@@ -56,6 +60,44 @@ def test_a_replica_may_change_its_gradients_as_soon_as_it_has_them() -> None:
             gradients[rank].zero_()
 
     assert in_threads(3, work) == [None] * 3
+
+
+def test_a_layers_gradients_are_ready_for_the_others_before_the_backward_is_over() -> None:
+    shape = DrafterShape(hidden=16, captured=2, layers=3, heads=2, kv_heads=1, head_dim=8, intermediate=24,
+                         rms_norm_eps=1e-6, rope_theta=1e4)  # fmt: skip
+    blocks = lay_out(
+        torch.arange(4, 12)[None], torch.ones(1, 8, dtype=torch.bool), torch.tensor([[1, 4]]),
+        torch.ones(1, 2, dtype=torch.bool), block_size=2, mask_token_id=3, gamma=2.0,
+    )  # fmt: skip
+    ends = FrozenEnds(embedding_VH=torch.ones(12, 16), head_VH=torch.ones(12, 16))
+    flats, taken = [], []
+    for early in (False, True):
+        drafter = Drafter(shape)
+        drafter.initialise(generator_for("weights"))
+        flat = FlatWeights(drafter)
+        if early:
+            flat.collect_early(lambda: taken.append(len(taken)) or len(taken))
+        features = torch.randn(1, 8, 32, generator=generator_for("features"))
+        for _ in range(2):
+            drafter(features, blocks, ends, plain(DenseAttention())).square().sum().backward()
+            flat.collect()
+        flats.append(flat)
+    assert torch.equal(flats[0].gradients, flats[1].gradients)
+    parts = flats[1].parts
+    assert [part.ready for part in parts] == list(range(len(parts) + 1, 2 * len(parts) + 1)), "in this order"
+    layer = flats[1].named(flats[1].gradients)["layers.2.self_attn.q_proj.weight"].data_ptr()
+    assert flats[1].gradients[parts[0].low :].data_ptr() == layer, "the last layer first"
+    covered = sorted((part.low, part.high) for part in parts)
+    assert covered[0][0] == 0 and covered[-1][1] == len(flats[1].gradients)
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
+
+
+def test_parts_are_added_up_each_on_its_own_to_the_same_bits() -> None:
+    buffers = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) * 10.0**rank for rank in range(3)]
+    expected = (buffers[0] + buffers[1]) + buffers[2]
+    parts, replicas = [Part(low=700, high=1003), Part(low=0, high=1), Part(low=1, high=700)], Replicas(3)
+    assert in_threads(3, lambda rank: replicas.average(rank, buffers[rank], parts=parts)) == [None] * 3
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
 
 
 def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> None:
