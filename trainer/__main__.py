@@ -1,4 +1,5 @@
-"""`python -m trainer train CONFIG`: parse, catch signals before anything slow is imported, run, and say how it ended.
+"""`python -m trainer train CONFIG`, `plan CONFIG`, `schema`: parse, catch signals before anything slow is imported,
+run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
 than 5 s after the first, ended it at once.
@@ -21,10 +22,14 @@ def main(argv: list[str] | None = None) -> int:
     train_verb = verbs.add_parser("train", help="train as CONFIG says")
     train_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     train_verb.add_argument("--resume", action="store_true", help="go on from the latest complete checkpoint, or fail")
+    plan_verb = verbs.add_parser("plan", help="say what would compile and how much memory it takes; train nothing")
+    plan_verb.add_argument("config", metavar="CONFIG")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
     if arguments.verb == "schema":
         return print_schema()
+    if arguments.verb == "plan":
+        return print_plan(arguments.config)
 
     stop = StopRequest()
     stop.listen()
@@ -60,6 +65,19 @@ def main(argv: list[str] | None = None) -> int:
         reporter.complain(f"left behind: {', '.join(ending.stuck)}")
         os._exit(ending.code)
     return ending.code
+
+
+def print_plan(path: str) -> int:
+    try:
+        config = load_config(path)
+        check_inputs(config)
+        from trainer.forecast import forecast
+
+        print(forecast(config), flush=True)
+    except ConfigError as error:
+        complain(str(error))
+        return 2
+    return 0
 
 
 def print_schema() -> int:

@@ -7,6 +7,7 @@ file, runs it on a target (`python3 -m trainer.inputs`) before an environment is
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,18 @@ def _shards_problem(index: Path) -> str | None:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         return f"{index.parent} lacks {len(missing)} of its {len(names)} files of weights: {listed}"
     return next((said for name in names if (said := _file_problem(index.parent / name))), None)
+
+
+def parameter_count(path: Path) -> int:
+    """How many numbers the model's weights are; from the headers of its safetensors files, else from its files' sizes
+    as if each took two bytes."""
+    count = 0
+    for file in path.glob("*.safetensors"):
+        with file.open("rb") as content:
+            header = json.loads(content.read(struct.unpack("<Q", content.read(8))[0]))
+        for name, entry in header.items():
+            count += math.prod(entry["shape"]) if name != "__metadata__" else 0
+    return count or sum(file.stat().st_size // 2 for file in path.glob("pytorch_model*.bin"))
 
 
 def _file_problem(file: Path) -> str | None:

@@ -27,6 +27,12 @@ def weighted_cross_entropy(hidden_RH: Tensor, head_VH: Tensor, labels_R: Tensor,
     return (F.cross_entropy(logits_RV, labels_R, reduction="none") * weights_R).sum()
 
 
+def chunks(rows: int, at_most: int) -> tuple[int, int]:
+    """How many rows a chunk has, and how many a last one with fewer, or 0."""
+    size = math.ceil(rows / math.ceil(rows / at_most))
+    return size, rows % size
+
+
 def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum: float, chunk_rows: int,
                chunk_loss: ChunkLoss = weighted_cross_entropy, last_chunk_loss: ChunkLoss = weighted_cross_entropy
                ) -> Tensor:  # fmt: skip
@@ -38,7 +44,7 @@ def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum
     rows = hidden_RH.shape[0]
     if rows <= chunk_rows:
         return chunk_loss(hidden_RH, head_VH, labels_R, weights_R) / weight_sum
-    chunk_rows = math.ceil(rows / math.ceil(rows / chunk_rows))
+    chunk_rows, _ = chunks(rows, chunk_rows)
     total = torch.zeros((), device=slots_BTH.device)
     for start in range(0, rows, chunk_rows):
         part = slice(start, start + chunk_rows)

@@ -143,14 +143,6 @@ def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def drafter_shape(target: Target, config: DrafterConfig) -> DrafterShape:
     """Sizes as configured, and the target's own where they are left out. Raises `ConfigError` if they do not fit."""
-    model = target.model.config.get_text_config()
-    heads = config.heads or model.num_attention_heads
-    kv_heads = config.kv_heads or (config.heads or getattr(model, "num_key_value_heads", None) or heads)
-    head_dim = config.head_dim or getattr(model, "head_dim", None) or model.hidden_size // heads
-    if heads % kv_heads:
-        raise ConfigError(f"drafter.kv_heads: {heads} heads cannot share {kv_heads} key heads")
-    if head_dim % 2:
-        raise ConfigError(f"drafter.head_dim: must be even, is {head_dim}")
     vocabulary = target.ends.embedding_VH.shape[0]
     special = {target.tokenizer.pad_token_id, target.tokenizer.eos_token_id, target.tokenizer.bos_token_id}
     if config.mask_token_id >= vocabulary or config.mask_token_id in special:
@@ -158,10 +150,23 @@ def drafter_shape(target: Target, config: DrafterConfig) -> DrafterShape:
             f"drafter.mask_token_id: {config.mask_token_id} must be a spare row of the target's {vocabulary} tokens,"
             " not its pad, begin or end token"
         )
+    return shape_for(target.model.config, config, captured=len(target.layer_ids))
+
+
+def shape_for(model_config: Any, config: DrafterConfig, *, captured: int) -> DrafterShape:
+    """The same from the target's configuration alone."""
+    model = model_config.get_text_config()
+    heads = config.heads or model.num_attention_heads
+    kv_heads = config.kv_heads or (config.heads or getattr(model, "num_key_value_heads", None) or heads)
+    head_dim = config.head_dim or getattr(model, "head_dim", None) or model.hidden_size // heads
+    if heads % kv_heads:
+        raise ConfigError(f"drafter.kv_heads: {heads} heads cannot share {kv_heads} key heads")
+    if head_dim % 2:
+        raise ConfigError(f"drafter.head_dim: must be even, is {head_dim}")
     rope = getattr(model, "rope_parameters", None) or {}
     return DrafterShape(
         hidden=model.hidden_size,
-        captured=len(target.layer_ids),
+        captured=captured,
         layers=config.layers,
         heads=heads,
         kv_heads=kv_heads,

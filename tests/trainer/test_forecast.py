@@ -1,0 +1,100 @@
+"""`python -m trainer plan`: the functions that it lists are those that a run compiles, its bytes those that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from tests.trainer.support import write_config
+from trainer import forecast, kernels
+from trainer.__main__ import main
+from trainer.attention import DenseAttention
+from trainer.blocks import generator_for
+from trainer.config import Config
+from trainer.drafter import Drafter
+from trainer.feed import step_blocks
+from trainer.kernels import plain
+from trainer.loss import block_loss
+from trainer.optim import FlatWeights
+
+
+@pytest.mark.parametrize(("layers", "chunk_rows"), [(1, 1000), (3, 24), (2, 11)])
+def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, Any], layers: int, chunk_rows: int
+                                               ) -> None:  # fmt: skip
+    torch._dynamo.reset()
+    kernels.kernels_for.cache_clear()
+    settings["drafter"] |= {"layers": layers, "head_chunk_rows": chunk_rows}
+    settings |= {"compile_on_cpu": "aot_eager", "steps": 1, "batch_size": 2}
+    training = train(settings)
+    codes = training.members[0].kernels.compiled
+    found = {name.split()[0] for name, code in codes.items() if _debug_get_cache_entry_list(code)}
+    planned = list(forecast.forms(training.config, torch.device("cpu")))
+    assert {form.kind for form in planned} == found and len(planned) == len(found)
+    torch._dynamo.reset()
+    kernels.kernels_for.cache_clear()
+
+
+def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings: dict[str, Any]) -> None:
+    settings["drafter"] |= {"layers": 3, "intermediate_size": 512}
+    training = train({**settings, "steps": 1})
+    config, member, share = training.config, training.members[0], training.share
+    vocabulary = member.ends.head_VH.shape[0]
+    predicted = forecast.kept_bytes(
+        member.drafter.shape, config, vocabulary=vocabulary, dtype=torch.float32, rows=share
+    )  # fmt: skip
+    drafter = Drafter(member.drafter.shape)
+    drafter.initialise(generator_for("weights"))
+    blocks = step_blocks(config, training.rows.ids_RS[:share], training.rows.loss_mask_RS[:share], step=1)
+    features = training.targets[0].features(training.rows.ids_RS[:share]).float()
+    given = {one.untyped_storage().data_ptr() for one in (*drafter.parameters(), features, member.ends.head_VH)}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = drafter(features, blocks, member.ends, plain(DenseAttention()))
+        block_loss(out, blocks, member.ends.head_VH, weight_sum=1.0, chunk_rows=config.drafter.head_chunk_rows)
+    measured = sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in given)
+    # The twin also keeps a copy of keys and values for every query head, and the mask.
+    assert 0.75 * measured < predicted < 1.1 * measured, (predicted, measured)
+
+
+def test_a_devices_memory_is_the_sum_of_what_lives_there(settings: dict[str, Any], tiny_target: Path) -> None:
+    from transformers import AutoConfig
+
+    settings["devices"] = {"target": ["cpu", "cpu"], "drafter": ["cpu", "cpu", "cuda:0"]}
+    config = Config.model_validate({**settings, "batch_size": 6})
+    model = AutoConfig.from_pretrained(tiny_target)
+    shape = forecast.shape_for(model, config.drafter, captured=3)
+    found = forecast.memory(config, model, shape, parameters=1000)
+    with torch.device("meta"):
+        drafter = Drafter(shape)
+    flat = FlatWeights(drafter)
+    assert found["cpu"].target == 4000 and found["cuda:0"].target == 0, "the threads of a device share one model"
+    assert found["cpu"].frozen_ends == 0 and found["cuda:0"].frozen_ends == 400 * 64 * 2
+    count = sum(parameter.numel() for parameter in drafter.parameters())
+    assert found["cpu"].drafters == 2 * 16 * count and found["cuda:0"].drafters == 18 * count
+    assert 16 * count <= 4 * flat.weights.nbytes < 17 * count
+    assert found["cpu"].work > 2 * found["cuda:0"].work > 0
+
+
+def test_plan_prints_both_and_trains_nothing(settings: dict[str, Any], tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    settings["devices"] = {"target": ["cuda:0"], "drafter": ["cuda:0", "cuda:7"]}
+    config = write_config(settings, tmp_path / "config.yaml")
+    assert main(["plan", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "cuda:7" in out.splitlines()[1] and "not on this machine: " in out
+    assert "(8 functions of one form each)" in out
+    assert "  cuda:7  first_layer  2 x 32 slots, 48+32 keys  train  forward, backward\n" in out
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["cuda:0", "cuda:7"]
+    assert not (tmp_path / "out").exists()
+    write_config({**settings, "target": {"path": "/nowhere"}}, config)
+    assert main(["plan", str(config)]) == 2
+    assert capsys.readouterr().err.startswith("trainer: target.path: no Hugging Face model in /nowhere")
