@@ -85,7 +85,7 @@ class Bench:
     def command(self, *argv: str, stdin: bytes = b"") -> Callable[[], None]:
         def run() -> None:
             done = subprocess.run(argv, input=stdin, env=self.environ, cwd=self.specctl.project, capture_output=True)
-            assert done.returncode == 0, (argv[:6], done.stderr[-500:])
+            assert done.returncode == 0, (argv[:6], done.stdout[-500:], done.stderr[-500:])
 
         return run
 
@@ -199,6 +199,9 @@ class Bench:
 
     def _ansible(self) -> list[str]:
         inventory = self.specctl.home / "ansible.ini"
+        if not inventory.exists():  # it knows pct by its full name
+            over = "lowerdir=/usr/local/sbin:/usr/sbin"
+            assert self.lab.on_node(["mount", "-t", "overlay", "-o", over, "sbin", "/usr/sbin"]).returncode == 0
         lines = [f"ct{vmid} proxmox_vmid={vmid}" for vmid in self.vmids]
         key = self.lab.run / "ssh" / "id"
         inventory.write_text("\n".join([
