@@ -163,7 +163,7 @@ class Logs:
         """Whether it is set aside: one that says nothing but what the run's own log says, too."""
         if log.restarts or log.earlier or section.key in self.shown:
             return False
-        repeat = Repeat(section, self.sections[0])
+        repeat = Repeat(section, self.sections[0], self.beat)
         if (section.size > section.base or self.follow) and repeat.holds(over=not self.follow):
             self.repeats.append(repeat)
             return True

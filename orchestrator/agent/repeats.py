@@ -6,19 +6,20 @@ Nothing is taken for a repetition that has not been compared byte by byte, from 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from orchestrator.agent.lines import Section
 
 CHUNK_BYTES = 1 << 20
-LIMIT_BYTES = 1 << 30
-"""Comparing a longer one would take longer than reading it twice is a nuisance."""
 
 
 class Repeat:
     """A log, and how far it is known to repeat the run's own."""
 
-    def __init__(self, section: Section, own: Section) -> None:
-        self.section, self._own = section, own
+    def __init__(self, section: Section, own: Section, beat: Callable[[], None]) -> None:
+        """`beat`: called now and then while they are compared, which takes a quarter of a second a GiB, or the disk's
+        own time."""
+        self.section, self._own, self._beat = section, own, beat
         self._offset = section.base
         self.line = section.base
         """Where the first line begins that is not known to stand in the own log."""
@@ -27,9 +28,10 @@ class Repeat:
         """Whether it still does. `over`: what the own log has not got by now, it will not get."""
         section, own = self.section, self._own
         size = section.size  # asked for first: `tee` writes its output before its files
-        if section.end is not None or size < self._offset or size - section.base > LIMIT_BYTES:
+        if section.end is not None or size < self._offset:
             return False
         while self._offset < size:
+            self._beat()
             data = os.pread(section.fd, min(CHUNK_BYTES, size - self._offset), self._offset)
             twin = os.pread(own.fd, len(data), self._offset - section.base + own.base)
             if not data.startswith(twin) or (over and len(twin) < len(data)):

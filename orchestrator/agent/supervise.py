@@ -193,6 +193,11 @@ class Supervisor:
                 if not proc.tree(self.spec.nonce, proc.roots_of(self.record)):
                     break
                 time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
+        try:
+            while any(follower.behind for follower in self.logs.followers):
+                self._read_on(time.time(), quick=False)  # in rounds, as ever: marks stand close then
+        except OSError:
+            pass
         now = time.time()
         try:
             self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)], now)
