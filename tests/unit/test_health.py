@@ -8,6 +8,7 @@ from orchestrator.agent.merge import merge
 from orchestrator.health import judge, missing, rung
 from orchestrator.logscan import Scanner
 from orchestrator.model import (
+    Disk,
     ExitRecord,
     FollowedLog,
     ForeignLog,
@@ -593,3 +594,36 @@ def test_figures_of_several_logs_are_of_the_whole_run_whichever_was_written_last
     own = read((5, "10%|# | 5/50 [00:01<00:09, 9.55it/s, loss=2.0]\r"))
     bar = merge([FollowedLog(summary=own), FollowedLog(summary=metrics, foreign=foreign)])
     assert (bar.step, bar.tok_s, bar.loss) == (5, 100.0, 2.0)
+
+
+# --- the disk and the log's name ------------------------------------------------------------------------------------
+
+ROOMY = Disk(mount="/w", free_bytes=5 << 30, total_bytes=20 << 30, free_inodes=100, read_only=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"free_bytes": 4096}, "the file system at /w has 0.0 of 20.0 GiB free"),
+        ({"free_inodes": 0}, "the file system at /w has no free inodes: it holds too many files (5.0 of 20.0"),
+        ({"read_only": True}, "the file system at /w is read-only"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_named_with_its_room(changes, said):
+    disk = dataclasses.replace(ROOMY, **changes)
+    assert f"; {said}" in judge(look(STEPS, disk=disk)).why
+    failed = dataclasses.replace(ended(code=1), disk=disk)
+    assert f"; now {said}" in judge(failed).why
+    assert said not in judge(dataclasses.replace(ended(code=0), disk=disk)).why
+
+
+def test_a_disk_with_room_is_not_worth_a_word():
+    assert "file system" not in judge(look(STEPS, disk=ROOMY)).why
+    uncounted = dataclasses.replace(ROOMY, free_inodes=None)
+    assert "file system" not in judge(look(STEPS, disk=uncounted)).why
+
+
+def test_what_became_of_a_logs_name_is_said_and_its_lines_count():
+    for moved, said in (("renamed", "renamed to /w/r.a1.log"), ("deleted", "specctl logs r >FILE can still save it")):
+        verdict = judge(look(STEPS, log=dataclasses.replace(LOG, moved=moved)))
+        assert verdict.state == "RUNNING" and verdict.step == 2 and said in verdict.why
