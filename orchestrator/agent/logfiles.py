@@ -101,7 +101,8 @@ class Logs:
         """The run's own log and those that its program writes. Raises `Refusal` for a log that may be another's."""
         log = self.seen.log
         if not log.verified:
-            if _has_no_lines(log.path) and self._not_begun() and not (self.follow and self._may_begin()):
+            seen = self.seen.closed is None and _has_no_lines(log.path)
+            if seen and self._not_begun() and not (self.follow and self._may_begin()):
                 return  # nothing was written, and nobody will
             raise Refusal(
                 "identity",

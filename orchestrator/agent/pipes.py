@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.agent import proc
@@ -51,12 +52,11 @@ class Pipes:
                 self._since = newest
             for one in writers(tree, [tee for tee in tees if tee.start_ticks == newest]):
                 key = (one.pid, one.start_ticks)
-                if key in self._handles or len(self._handles) >= LIMIT:
-                    continue
-                try:
-                    self._handles[key] = (one.name, os.pidfd_open(one.pid))
-                except OSError:
-                    continue
+                if key in self._handles:  # it may have been the shell's name, before it became the command
+                    self._handles[key] = (one.name, self._handles[key][1])
+                elif len(self._handles) < LIMIT:
+                    with suppress(OSError):
+                        self._handles[key] = (one.name, os.pidfd_open(one.pid))
         return tree
 
     def ended_badly(self) -> Hidden | None:

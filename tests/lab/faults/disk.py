@@ -157,8 +157,7 @@ def the_run_has_a_secret(scene: Scene) -> Iterator[None]:
         failing = ["--json", "--until", "process", "--", "python3", "-c", "import os; os.environ['API_KEY'].bad"]
         for words in (
             ["launch", scene.target, "--plan", "--", "env"], ["launch", scene.target, *failing],
-            ["launch", scene.target, "--json", "--", "no-such-program"], ["logs", scene.run_id, "--json"],
-            ["status", "--json", "--all"], ["show", scene.run_id, "--json"], ["show", scene.run_id], ["ls", "--json"],
+            ["show", scene.run_id, "--json"],
         ):  # fmt: skip
             done = scene.specctl(*words)
             said.append(done.out + done.err)
@@ -179,7 +178,7 @@ def command_lines_that_show(text: str) -> Iterator[list[str]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.05):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):
                     if text.encode() in (line := path.read_bytes()) and b"grep" not in line:
