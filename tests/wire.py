@@ -1,4 +1,4 @@
-"""A link to a node that counts its bytes, and that can be cut, held, slowed down or refused at any of them.
+"""A link to a node that counts its bytes, and that can be cut or refused at any of them.
 
 A relay on loopback: specctl dials it, it dials the node's sshd. What is to happen at the N-th byte of one direction
 happens exactly there, before anything else is passed on; so a fault in the middle of a verb needs no luck.
@@ -15,8 +15,6 @@ from pathlib import Path
 UP, DOWN = "up", "down"
 """To the node, and from it."""
 PIECE = 1 << 16
-DRIP, DRIP_S = 1 << 12, 0.25
-"""Of a link that is slow: so little that a transfer stays in its middle, and enough that both sides are heard."""
 
 
 class Wire:
@@ -25,14 +23,10 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._to = port
         self._lock = threading.Lock()
-        self._flows, self._quick = threading.Event(), threading.Event()
-        self._flows.set()
-        self._quick.set()
         self._open: list[socket.socket] = []
         self._at: tuple[str, int, Callable[[], None]] | None = None
         self.bytes = {UP: 0, DOWN: 0}
         """Passed on since the last `at`, over all connections."""
-        self.connections = 0
         self._server: socket.socket | None = None
         self.port = 0
 
@@ -43,7 +37,6 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.refuse()
         self.cut()
-        self.let_go()
 
     def listen(self) -> None:
         """Takes connections, on the port of before if there was one."""
@@ -66,19 +59,6 @@ class Wire:
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-    def hold(self) -> None:
-        """Lets nothing pass from now on. Connections stay, nobody is told."""
-        self._flows.clear()
-
-    def slow_down(self) -> None:
-        """Lets a few kilobytes a second pass from now on."""
-        self._quick.clear()
-
-    def let_go(self) -> None:
-        """As fast as can be again."""
-        self._flows.set()
-        self._quick.set()
 
     def at(self, direction: str, count: int, action: Callable[[], None]) -> None:
         """Does `action` once when so many more bytes have passed in that direction, and not one more."""
@@ -103,7 +83,6 @@ class Wire:
                 near.close()
                 continue
             with self._lock:
-                self.connections += 1
                 self._open += [near, far]
             for direction, source, sink in ((UP, near, far), (DOWN, far, near)):
                 sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,15 +91,12 @@ class Wire:
     def _pass_on(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE):
-                self._flows.wait()
                 while data:
-                    part, action = self._until(direction, data if self._quick.is_set() else data[:DRIP])
+                    part, action = self._until(direction, data)
                     sink.sendall(part)
-                    self._quick.wait(DRIP_S)
                     data = data[len(part) :]
                     if action is not None:
                         action()
-                        self._flows.wait()
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
