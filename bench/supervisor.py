@@ -1,6 +1,6 @@
 """What a supervised run costs the machine it trains on, and whether the supervisor keeps up with what it writes.
 
-    python -m bench.supervisor [--seconds S] [--rate MB/S] [--for S]
+    python -m bench.supervisor [--seconds S] [--rate MB/S] [--for S] [--only idle|rate]
 
 Idle: CPU seconds a minute and memory of the supervisor, beside programs that are quiet, that step, that hold many
 threads and files; medians of three windows. Keeping up: a program writes so many MB/s of lines as trainers write them;
@@ -56,25 +56,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window of the idle cost")
     parser.add_argument("--rate", type=float, default=50.0, help="MB/s that the program writes")
     parser.add_argument("--for", type=float, default=10.0, dest="how_long", help="seconds that it writes")
+    parser.add_argument("--only", choices=["idle", "rate"])
     options = parser.parse_args()
     say_where("python -m bench.supervisor " + " ".join(sys.argv[1:]))
-    windows = f"{WINDOWS} windows of {options.seconds:.0f} s"
+    if options.only != "rate":
+        all_idle(options.seconds)
+    if options.only != "idle":
+        all_rates(options.rate, options.how_long)
+
+
+def all_idle(seconds: float) -> None:
+    windows = f"{WINDOWS} windows of {seconds:.0f} s"
     header(f"beside a program that ... ({windows})", "CPU s a minute", "% of a core", "RSS, MiB")
     for name, program in (
         ("is silent", QUIET), ("prints 10 steps a second", STEPPING), ("writes them to its own log", OWN_LOG),
         ("has 200 threads, 200 files, 16 children", CROWDED),
     ):  # fmt: skip
         with bench() as one:
-            idle(one, name, program, options.seconds)
+            idle(one, name, program, seconds)
     print()
+
+
+def all_rates(rate: float, seconds: float) -> None:
     header(
-        f"{options.rate:.0f} MB/s for {options.how_long:.0f} s of ...", "behind at most", "of a core", "MB/s it reads",
+        f"{rate:.0f} MB/s for {seconds:.0f} s of ...", "behind at most", "of a core", "MB/s it reads",
         "RSS, MiB",
     )  # fmt: skip
     for name, line in TEXTS.items():
         with bench() as one:
             (one.project / "text").write_bytes(make(line, 2_000_000))
-            keeping_up(one, name, options.rate, options.how_long)
+            keeping_up(one, name, rate, seconds)
 
 
 def idle(one: Bench, name: str, program: str, seconds: float) -> None:
