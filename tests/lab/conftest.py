@@ -1,18 +1,20 @@
 """The lab for tests: one node with two running containers, 101 and 102, for the whole session.
 
-Where a lab cannot be had (not root, no namespaces) the tests that need it are skipped, and say why; with CI=true or
-SPECCTL_LAB=require that is a failure, so that no machine can pass by not having looked.
+Without root the containers are a user's (`userlab.py`), and what takes a real one is skipped and says so. Where no lab
+can be had at all, or with CI=true or SPECCTL_LAB=require no real one, the tests fail or are skipped and say why: no
+machine passes CI by not having looked.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.lab import Lab, LabUnavailable, setup
+from tests.lab.userlab import UserLab
 
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("SPECCTL_LAB") == "require"
 
@@ -37,9 +39,32 @@ def lab_ready() -> None:
         pytest.skip(f"no lab: {error}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """A test that meets something which a user's lab cannot do is skipped for that reason."""
+    try:
+        return (yield)
+    except LabUnavailable as error:
+        if REQUIRED:
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except LabUnavailable as error:
+        if REQUIRED:
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="session")
-def lab(lab_ready: None) -> Iterator[Lab]:
-    with Lab() as lab:
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    if os.geteuid() == 0 or REQUIRED:
+        request.getfixturevalue("lab_ready")
+    with Lab() if os.geteuid() == 0 else UserLab() as lab:
         lab.container(101)
         lab.container(102)
         yield lab

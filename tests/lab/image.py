@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-CACHE = Path(os.environ.get("SPECCTL_LAB_CACHE") or "/var/tmp/specctl-lab/cache")
+MINE = "" if os.geteuid() == 0 else f"-{os.geteuid()}"
+CACHE = Path(os.environ.get("SPECCTL_LAB_CACHE") or f"/var/tmp/specctl-lab{MINE}/cache")
 TOOLS = {  # what must be there -> the Debian package it comes from
     "lxc-start": "lxc",
     "sshd": "openssh-server",

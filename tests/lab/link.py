@@ -25,7 +25,7 @@ def cut(node_pid: int, port: int) -> None:
     """Cuts what the sshd below process `node_pid` has on `port`. Cutting twice is fine."""
     pids = sshd_of(node_pid)
     for pid in pids:
-        _signal(pid, signal.SIGSTOP)
+        send(pid, signal.SIGSTOP)
     program = struct.pack("HP", 1, ctypes.addressof(DROP_ALL))
     for one in _sockets(pids, port):
         one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
@@ -38,7 +38,7 @@ def mend(node_pid: int, port: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # it had none
             one.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
     for pid in pids:
-        _signal(pid, signal.SIGCONT)
+        send(pid, signal.SIGCONT)
 
 
 def is_cut(node_pid: int) -> bool:
@@ -86,6 +86,6 @@ def _sockets(pids: list[int], port: int) -> Iterator[socket.socket]:
                 os.close(pidfd)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

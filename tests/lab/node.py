@@ -86,9 +86,13 @@ class Node:
         """The node's own file tree, as seen from outside."""
         return Path(f"/proc/{self._init_pid()}/root")
 
+    def prepare(self) -> None:
+        """Raises LabUnavailable if this machine or this user cannot have one."""
+        setup(install=False)
+
     def up(self: Self, *, keep: bool = False) -> Self:
         """Start the node. It ends with this process, unless `keep`: then only `down` ends it."""
-        setup(install=False)
+        self.prepare()
         RUNS.mkdir(parents=True, exist_ok=True)
         with locked(RUNS / ".lock"):
             sweep()
@@ -115,14 +119,11 @@ class Node:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._write_run(port)
-        unshare = ["unshare", "--mount", "--propagation", "private", "--uts", "--pid", "--fork", "--kill-child"]
-        init = [HERE / "node-init", self.run, self.node, cgroup_of(self.run), CACHE, USER, "keep" if keep else ""]
-        init.append((self._cluster or self).run / "nodes")
         log = self.run / "node.log"
         with log.open("wb") as output:
             # the lock is inherited by the node's first process: whoever can take it knows that the node is gone
             self._holder = subprocess.Popen(
-                [*unshare, "--", *map(str, init)], stdin=subprocess.DEVNULL if keep else subprocess.PIPE,
+                self._init_argv(keep=keep), stdin=subprocess.DEVNULL if keep else subprocess.PIPE,
                 stdout=output, stderr=output, pass_fds=[lock_fd], start_new_session=True, cwd="/",
                 env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
             )  # fmt: skip
@@ -139,6 +140,11 @@ class Node:
             remove_cgroup(self.run)
             return False
         raise LabUnavailable(f"the node did not start (are mounts and namespaces allowed here?): {why.strip()[-800:]}")
+
+    def _init_argv(self, *, keep: bool) -> list[str]:
+        unshare = ["unshare", "--mount", "--propagation", "private", "--uts", "--pid", "--fork", "--kill-child"]
+        init = [HERE / "node-init", self.run, self.node, cgroup_of(self.run), CACHE, USER, "keep" if keep else ""]
+        return [*unshare, "--", *map(str, init), str((self._cluster or self).run / "nodes")]
 
     def _write_run(self, port: int) -> None:
         ssh, sbin = self.run / "ssh", self.run / "sbin"
@@ -187,15 +193,18 @@ class Node:
 
     def on_node(self, argv: list[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
         """Run a command on the node without ssh. Keywords are those of subprocess.run."""
+        options: dict[str, object] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "cwd": "/"}
+        if "input" in kwargs:
+            del options["stdin"]
+        return subprocess.run([*self._enter(), *argv], **{**options, **kwargs})  # type: ignore[call-overload, no-any-return]
+
+    def _enter(self) -> list[str]:
+        """What goes before a command that is to run on the node."""
         pid = self._init_pid()
         # into the node's cgroup first: from inside its cgroup namespace a process of outside may not be moved
         enter = f'echo 0 >/proc/{pid}/root/sys/fs/cgroup/init.scope/cgroup.procs; exec "$@"'
         spaces = ["--mount", "--uts", "--pid", "--cgroup", f"--net=/proc/{pid}/root/run/lab/net"]
-        command = ["sh", "-c", enter, "sh", "nsenter", f"--target={pid}", *spaces, "--", *argv]
-        options: dict[str, object] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "cwd": "/"}
-        if "input" in kwargs:
-            del options["stdin"]
-        return subprocess.run(command, **{**options, **kwargs})  # type: ignore[call-overload, no-any-return]
+        return ["sh", "-c", enter, "sh", "nsenter", f"--target={pid}", *spaces, "--"]
 
     def _must(self, argv: list[str]) -> None:
         done = self.on_node(argv)
