@@ -29,11 +29,14 @@ class Typed:
         self._code: int | None = None
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.chdir(cwd)
-            # The size is there before the program looks.
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execve(argv[0], argv, dict(environ))
+            try:
+                os.chdir(cwd)
+                # The size is there before the program looks.
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.execve(argv[0], argv, dict(environ))
+            finally:
+                os._exit(127)  # else this copy would run the tests too
 
     @property
     def text(self) -> str:

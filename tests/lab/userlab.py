@@ -102,6 +102,8 @@ class UserLab(Lab):
         ]  # fmt: skip
 
     def on_node(self, argv: list[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
+        if "useradd" in " ".join(argv):
+            needs("users besides its root")
         try:
             done = super().on_node(argv, **kwargs)
         except subprocess.CalledProcessError as error:
