@@ -7,12 +7,12 @@ lives, the log whether it gets on; a log that is not verified decides nothing. `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from orchestrator.blame import cause, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, settled
 from orchestrator.model import BAD, LIVE, ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
+from orchestrator.record import record
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
@@ -35,7 +35,7 @@ CLOCK_S = 60.0
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Limits:
     """How long is too long."""
 

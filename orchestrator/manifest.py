@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.record import record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Entry:
     """One file of a bundle. `path` is relative, with slashes; `sha256` is of the content, or of a link's text."""
 

@@ -12,11 +12,11 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.agent import proc, system
 from orchestrator.agent.main import Refusal
+from orchestrator.record import record
 
 DEV = "/dev"
 MODULE = "/proc/driver/nvidia/version"
@@ -31,7 +31,7 @@ LOADS = {
 PASS_ON = "pass it on to the container (a dev entry of its configuration on the node), and restart it"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Seen:
     """What nvidia-smi answered."""
 

@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from orchestrator import frames
 from orchestrator.model import WorkPaths
+from orchestrator.record import record
 
 VERBS = (
     "probe", "show", "survey", "attach", "put", "wheels", "prepare", "start", "logs", "errors", "stop",
@@ -32,7 +32,7 @@ class Refusal(Exception):
         self.kind, self.message, self.hint = kind, message, hint
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Call:
     """One request, and how to answer it."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from orchestrator.agent import cgroup
 from orchestrator.model import Process, SupervisorRecord, is_run_id
+from orchestrator.record import record
 
 MARK_NAME = "SPECCTL_NONCE"
 RUN_NAME = "SPECCTL_RUN_ID"
@@ -88,7 +88,7 @@ def pids() -> Iterator[int]:
             yield int(name)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Roots:
     """By what a run's processes are known, beside the mark. All of it may be gone or missing."""
 

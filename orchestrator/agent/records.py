@@ -6,7 +6,7 @@ import dataclasses
 import os
 import stat
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from orchestrator.agent import files, proc, system
@@ -23,6 +23,7 @@ from orchestrator.model import (
     from_json,
     to_json,
 )
+from orchestrator.record import record
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ SCAN_BYTES, RECORD_BYTES = 16 << 20, 1 << 20
 PHASE_CHARS = 80
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Frame:
     """What run.json says beside the spec."""
 
@@ -42,7 +43,7 @@ class _Frame:
     """As it is run: with the configuration's place filled in."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Scan:
     """scan.json, beside the nonce."""
 

@@ -10,11 +10,11 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from orchestrator.errors import DeadlineExceeded, LinkLost, SpecctlError
+from orchestrator.record import record
 from orchestrator.transport.terminal import Screen, Terminal
 
 Stdin = bytes | Iterable[bytes]
@@ -26,7 +26,7 @@ RUN_STDERR_LIMIT = 64 * 1024 * 1024
 STREAM_STDERR_LIMIT = 256 * 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Completed:
     """What came back of one command. `exit_code` None: it is not known how the command ended."""
 

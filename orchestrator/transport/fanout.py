@@ -13,11 +13,11 @@ import re
 import secrets
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.errors import ContainerError, DeadlineExceeded, SpecctlError, UnreachableError
 from orchestrator.inventory import Attach
+from orchestrator.record import record
 from orchestrator.transport.base import Completed, Stream, Transport
 from orchestrator.transport.node import ENTER, LOOK, ON_NODE
 from orchestrator.transport.pct import PctTransport
@@ -87,7 +87,7 @@ echo "$code $((${ended%.*} - ${began%.*}))" >"$leg/code"
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Request:
     """One command for one container of the node, or for the node itself."""
 
@@ -99,7 +99,7 @@ class Request:
     """The name that errors carry; the node's when None."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Leg:
     """The answer to the request at `index`: what came back, or why nothing did."""
 
@@ -162,7 +162,7 @@ def _pack(requests: Sequence[Request]) -> bytes:
     return packed.getvalue()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Answer:
     """What came back of one leg."""
 

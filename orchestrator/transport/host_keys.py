@@ -12,13 +12,13 @@ import fcntl
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 
 from orchestrator import index
 from orchestrator.errors import HostKeyError
+from orchestrator.record import record
 from orchestrator.transport import known_hosts
 from orchestrator.transport.known_hosts import HostEntry, Judgement
 from orchestrator.transport.ssh_options import SshOptions
@@ -32,7 +32,7 @@ def own_file() -> Path:
     return index.folder() / "known_hosts"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Records:
     """What is on record of hosts' keys, as it was read just now."""
 

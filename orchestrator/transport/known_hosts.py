@@ -11,14 +11,15 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from orchestrator.record import record
 
 Standing = Literal["known", "unknown", "changed", "revoked"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class HostEntry:
     """One line of a known_hosts file."""
 
@@ -44,7 +45,7 @@ class HostEntry:
         return matched
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Judgement:
     """How a presented key stands, and the lines that say so."""
 

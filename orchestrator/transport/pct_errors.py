@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from orchestrator.inventory import Attach
+from orchestrator.record import record
 
 DOCS = "docs/proxmox-access.md"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Seen:
     """What a node showed of itself and of one container (`node.LOOK`). None: it could not be seen."""
 
@@ -49,7 +50,7 @@ def seen_in(text: str) -> Seen:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Entrance:
     """Which container of which node, and how it is entered."""
 

@@ -12,7 +12,6 @@ import os
 import shlex
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
@@ -26,13 +25,14 @@ from paramiko.ssh_exception import (
 )
 
 from orchestrator.errors import AuthError, DeadlineExceeded, LinkLost
+from orchestrator.record import record
 from orchestrator.transport.ssh_options import SshOptions
 
 _CERTIFICATE = "-cert-v01@openssh.com"
 _MAGIC = b"openssh-key-v1\0"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Candidate:
     key: paramiko.PKey
     source: str
@@ -40,7 +40,7 @@ class _Candidate:
     """Its public half."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class _Unusable:
     """A key that cannot be offered, and the command that would change that."""
 

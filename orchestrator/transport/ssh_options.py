@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from orchestrator.errors import ConfigError
+from orchestrator.record import record
 
 CONNECT_TIMEOUT_S = 10.0
 _SPEC = re.compile(r"(?:(?P<user>\S+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<host>[^@\s\[\]]+?))(?::(?P<port>\d+))?")
@@ -15,7 +16,7 @@ _NEVER = set("'`\"$;&<>|(){}\0")
 """A ProxyCommand hands names to a shell; no host has such a one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SshSpec:
     """`[user@]host[:port]` in its parts; `host` may be an alias."""
 
@@ -25,7 +26,7 @@ class SshSpec:
     port: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Jump:
     """The host through which another one is reached."""
 
@@ -35,7 +36,7 @@ class Jump:
     """The hosts before it, as ProxyJump lists them; None: as its own configuration says."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SshOptions:
     """Where to connect, as whom, with which keys, and which files say what the host's key is."""
 

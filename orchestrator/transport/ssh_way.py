@@ -13,11 +13,11 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import paramiko
 
 from orchestrator.errors import UnreachableError
+from orchestrator.record import record
 from orchestrator.transport.base import Tail
 from orchestrator.transport.ssh_options import SshOptions
 
@@ -31,7 +31,7 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Way:
     """An open way to an sshd. Whoever has it calls `abandon` or `over`, once or more often."""
 

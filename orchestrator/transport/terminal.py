@@ -15,12 +15,13 @@ import termios
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from orchestrator.record import record
 
 READ_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Screen:
     """The terminal that somebody sits at."""
 
