@@ -247,6 +247,9 @@ def _vanished(look: _Look) -> Verdict:
         return look.verdict("LOST", "no process is left, and how it ended cannot be recorded")
     if probe.supervisor_alive:
         # Not yet FAILED or SUCCEEDED: the end of its log, and of what outlived the program, is still being read.
+        if (pid := probe.supervisor_stopped) is not None:
+            woken = f"its supervisor, which is stopped, records how it ended once woken (there: kill -CONT {pid})"
+            return look.verdict("STOPPING", f"no process is left; {woken}")
         return look.verdict("STOPPING", f"no process is left; how it ended is being recorded{_behind(look)}")
     step = f"; last seen at step {look.step}" if look.step is not None else ""
     record = f"{' and '.join(probe.unreadable)} cannot be read" if probe.unreadable else "no exit record"
@@ -348,6 +351,8 @@ def _notes(look: _Look) -> str:
     notes = [f"{name} cannot be read" for name in probe.unreadable]
     if not probe.supervisor_alive and not notes:
         notes.append("supervisor gone")
+    if probe.supervisor_stopped is not None:
+        notes.append(f"supervisor stopped (state T; there: kill -CONT {probe.supervisor_stopped})")
     if look.refuted is not None:
         notes.append(f"its record says that it never started ({look.refuted})")
     if probe.log.moved == "renamed":
@@ -358,7 +363,7 @@ def _notes(look: _Look) -> str:
         ended = probe.program_exit
         code = f" (exit code {ended.code})" if ended is not None and ended.code is not None else ""
         notes.append(f"the started program has ended{code}, {_processes(look.alive)} left")
-    elif probe.program is not None and probe.program.state in ("T", "t"):
+    elif probe.program is not None and probe.program.stopped:
         notes.append(f"process {probe.program.pid} is stopped (state T)")
     notes += [f"{log.path} is not read, {log.shared} writes it too" for log in probe.foreign_logs if log.shared]
     if summary.nonfinite_step is not None:

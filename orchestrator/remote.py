@@ -158,10 +158,11 @@ class Agent:
             if final is None:
                 raise self.unanswered(done, bytes(reader.noise))
             if final.get("missing") == "agent":
+                why = f" ({final['why']})" if final.get("why") else ""
                 self.install(verb)
                 continue
             return self.checked(final)
-        raise errors.AgentError("the agent vanished right after it was installed", target=self.target.name)
+        raise errors.AgentError(f"the agent vanished right after it was installed{why}", target=self.target.name)
 
     def _way(self, verb: str) -> Transport:
         return self.transport.for_reads() if verb in READS else self.transport
@@ -181,9 +182,11 @@ class Agent:
 
     @contextmanager
     def stream(
-        self, verb: str, *, payload: Iterable[bytes] = (), deadline_s: float | None, idle_s: float = 30.0, **fields: Any
-    ) -> Iterator[Iterator[dict[str, Any]]]:
-        """All frames of `verb` as they come; the last is final. The agent must be there already (see `ensure`)."""
+        self, verb: str, *, payload: Iterable[bytes] = (), deadline_s: float | None, idle_s: float = 30.0,
+        repair: bool = True, **fields: Any,
+    ) -> Iterator[Iterator[dict[str, Any]]]:  # fmt: skip
+        """All frames of `verb` as they come; the last is final. With a payload the agent must be there already (see
+        `ensure`); without one it is sent if it is not, unless `repair` says no."""
         token = secrets.token_hex(8)
 
         def stdin() -> Iterator[bytes]:
@@ -197,6 +200,13 @@ class Agent:
                 reader = frames.FrameReader(token)
                 for chunk in stream:
                     for frame in reader.feed(chunk):
+                        if frame.get("missing") == "agent" and payload == () and repair:
+                            self.install(verb)
+                            with self.stream(
+                                verb, deadline_s=deadline_s, idle_s=idle_s, repair=False, **fields
+                            ) as rest:
+                                yield from rest
+                            return
                         if frame.get("final"):
                             yield self.checked(frame)
                             return

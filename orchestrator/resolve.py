@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from orchestrator import health, index
-from orchestrator.errors import Ambiguous, NotFound, UnreachableError
+from orchestrator.errors import Ambiguous, NotFound, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet, TargetView
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict, is_run_id
@@ -72,7 +72,7 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
             if launch.run_id == wanted and launch.target in fleet.inventory.targets:
                 view = fleet.probe([fleet.inventory.targets[launch.target]], run_ids=[wanted])[0]
                 if view.error is not None:
-                    raise view.error
+                    raise _unknown(view.error)
                 if view.runs:
                     return Resolved(run=runs_of(view)[0], notes=notes)
                 if query == LAST:
@@ -115,6 +115,13 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
     if silent and not exact:
         notes.append(f"not asked: {_names(silent)}")
     return Resolved(run=run, notes=notes)
+
+
+def _unknown(error: SpecctlError) -> SpecctlError:
+    """A look that failed, for want of a Python say, is no answer about the run, and no "no"."""
+    if error.exit_code == UnreachableError.exit_code:
+        return error
+    return UnreachableError(error.message, target=error.target, run_id=error.run_id, hint=error.hint)
 
 
 def _only_live(runs: Sequence[Run], silent: Sequence[TargetView]) -> Run:

@@ -88,13 +88,16 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
     workdir = os.path.abspath(os.path.expanduser(workdir))
     if request["verb"] == "survey":
         return survey(stdin, request, workdir, refuse)
+    gone = False
     if reads:
         # To look at a target leaves nothing there: without a workdir there is no run, and none is made to say so.
         try:
             os.stat(workdir)
         except (FileNotFoundError, NotADirectoryError):
-            return answer(final=True, missing="workdir", workdir=workdir, now=time.time(), runs=[], older=0, gpus=[],
-                          gpus_error=None)
+            gone = True
+            if not marked(workdir):
+                return answer(final=True, missing="workdir", workdir=workdir, now=time.time(), runs=[], older=0,
+                              gpus=[], gpus_error=None)
         except OSError as error:
             return refuse("preflight", "the workdir cannot be looked into: %s" % error)
     else:
@@ -102,6 +105,8 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
         if problem:
             return refuse("preflight", *problem)
     homes = agent_homes(workdir, agent, reads, request["verb"] == "install")
+    if gone:
+        next(homes)  # a workdir that was moved away, under its runs, must find its place free
     if request["verb"] == "install":
         return install(stdin, request, workdir, homes, answer, refuse)
     home = next(filter(os.path.isdir, homes), None)
@@ -110,7 +115,9 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
     sys.path.insert(0, home)
     try:
         from orchestrator.agent.main import main
-    except (ImportError, SyntaxError, ValueError) as error:
+
+        return main(request, stdin, workdir)
+    except Exception as error:  # main lets through only what shows that the agent is not whole
         lacking = getattr(error, "name", None) or "orchestrator"
         if lacking.split(".")[0] not in ("orchestrator", "libtmux"):
             return refuse("python", "%s there has no module %s: it is not a whole Python" % (sys.executable, lacking))
@@ -122,8 +129,21 @@ def boot(agent: str, workdir: str, user: str, line: str = "") -> int:
         import shutil
 
         shutil.rmtree(broken, ignore_errors=True)
-        return answer(final=True, missing="agent")
-    return main(request, stdin, workdir)
+        return answer(final=True, missing="agent", why="%s: %s" % (type(error).__name__, error))
+
+
+def marked(workdir: str) -> bool:
+    """Whether a living process was launched in the workdir."""
+    mark = b"SPECCTL_RUN_DIR=" + os.fsencode(workdir) + b"/runs/"
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/%s/environ" % name, "rb") as file:
+                    if mark in file.read():
+                        return True
+            except OSError:
+                continue
+    return False
 
 
 def make_room(workdir: str, uid: int, gid: int) -> None:

@@ -134,8 +134,14 @@ def probe(call: Call, run_ids: list[str], now: float, marked: Mapping[str, str] 
 
 def without_record(paths: RunPaths, nonce: str, tree: list[Process], now: float) -> Probe:
     """A run whose run.json is damaged or gone."""
-    missing = "cannot be read" if os.path.lexists(paths.record) else "is gone"
-    return _damaged(paths, nonce, tree, f"its record run.json {missing}", now)
+    why = "its record run.json is gone"
+    if os.path.lexists(paths.record):
+        why = "its record run.json cannot be read"
+    elif not os.path.isdir(workdir := os.path.dirname(os.path.dirname(paths.root))):
+        why = f"the workdir {workdir} is gone"
+    elif not os.path.isdir(paths.root):
+        why = f"its directory {paths.root} is gone"
+    return _damaged(paths, nonce, tree, why, now)
 
 
 def _damaged(paths: RunPaths, nonce: str, tree: list[Process], why: str, now: float) -> Probe:
@@ -171,7 +177,8 @@ def _one(
     if ended is not None or (supervisor and supervisor.program_exit):
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
     same_boot = supervisor.boot == boot if supervisor else None
-    supervisor_alive = bool(supervisor and same_boot and proc.same(supervisor.pid, supervisor.start_ticks))
+    watcher = proc.same(supervisor.pid, supervisor.start_ticks) if supervisor and same_boot else None
+    supervisor_alive, stopped = watcher is not None, watcher is not None and watcher.stopped
     program = None
     if supervisor and supervisor.program_pid is not None:
         if not tree and ended is None and same_boot and now - supervisor.started_at < YOUNG_S:
@@ -185,7 +192,7 @@ def _one(
     cut = [one for one in logs if log.verified and one.foreign is None and not 0 <= one.summary.offset <= log.size]
     logs = [FollowedLog(summary=LogSummary()) if one in cut else one for one in logs]  # the others are what they were
     damaged = bool(cut or not logs) and os.path.lexists(paths.scan)
-    if supervisor and not elsewhere and (damaged or (ended is None and not supervisor_alive)):
+    if supervisor and not elsewhere and (damaged or (ended is None and (stopped or not supervisor_alive))):
         from orchestrator.agent.catchup import catch_up  # it brings the whole of logscan along
 
         logs = catch_up(
@@ -204,6 +211,7 @@ def _one(
         argv=record["argv"], exit=ended,
         stop=records.stop_under_way(paths, now) if ended is None else None,
         same_boot=same_boot, supervisor_alive=supervisor_alive,
+        supervisor_stopped=watcher.pid if watcher and stopped else None,
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,

@@ -26,6 +26,8 @@ CHECKPOINT_S = 600.0
 """How much longer than the grace period a run may take while it says that it is writing a checkpoint."""
 LEFTOVER_GRACE_S = 5.0
 TELL_S = 1.0
+QUIET_S = 3.0
+"""How long the supervisor may take to record the end before that is told as something that is waited for."""
 POLL_S = 0.05
 TRIES = 3
 """Stoppers that are started by one call; the next is needed only if one is killed at its work."""
@@ -44,12 +46,13 @@ def run(call: Call) -> None:
     if (host := records.elsewhere(found[1])) is not None and records.exit_record(paths) is None:
         raise Refusal("preflight", f"{run_id} is a run of the host {host}: it can only be stopped there")
     nonce, request = found[0].nonce, _request(call)
-    if records.exit_record(paths) is None:
-        _note(paths, request)
     used = set()
     if processes := tree(paths, nonce):
         used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in found[0].gpus)}
-    watch(call, paths, nonce, request)
+    if processes or unsettled(paths) or records.supervisor(paths) is None:  # else it was over before anybody asked
+        if records.exit_record(paths) is None:
+            _note(paths, request)
+        watch(call, paths, nonce, request)
     last = probe(call, [run_id], time.time())[0]
     left = tree(paths, nonce)
     call.emit({
@@ -68,15 +71,18 @@ def _stop_without_record(call: Call, paths: RunPaths) -> None:
             call.emit({"final": True, "probe": to_json(last), "remaining": []})
             return
         raise Refusal("notfound", f"there is no run {paths.run_id} in {call.paths.workdir}, nor any process of it")
-    removed = not os.path.isdir(paths.root)
+    made = [folder for folder in (paths.root, call.paths.runs, call.paths.workdir) if not os.path.isdir(folder)]
     os.makedirs(paths.root, mode=0o700, exist_ok=True)
     request = _request(call)
     _note(paths, request)
     watch(call, paths, nonce, request)
     left = tree(paths, nonce)
+    if made and not left:  # somebody wanted it gone, or moved it away; it was only there for this stop
+        shutil.rmtree(paths.root, ignore_errors=True)
+        with suppress(OSError):
+            for folder in made[1:]:
+                os.rmdir(folder)
     last = without_record(paths, nonce, left, time.time())
-    if removed and not left:
-        shutil.rmtree(paths.root, ignore_errors=True)  # somebody wanted it gone; it was only there for this stop
     call.emit({"final": True, "probe": to_json(last), "remaining": [to_json(process) for process in left]})
 
 
@@ -116,7 +122,8 @@ def watch(call: Call, paths: RunPaths, nonce: str, request: StopRequest) -> None
             started += 1
             spawn(paths, nonce, request)
         stopper = records.stopper(paths)
-        if left and stopper is not None and time.monotonic() - told_at >= TELL_S:
+        due = left or time.time() - request.at > QUIET_S
+        if stopper is not None and due and time.monotonic() - told_at >= TELL_S:
             told_at = time.monotonic()
             call.emit({
                 "doing": stopper.doing, "waited_s": max(0.0, time.time() - request.at),
@@ -194,6 +201,7 @@ class Stopper:
 
     def run(self) -> None:
         self._record("term")
+        self._wake()
         if not self.request.now:
             self._ask()
         self._kill()
@@ -255,6 +263,14 @@ class Stopper:
                 return
             time.sleep(POLL_S)
 
+    def _wake(self) -> None:
+        """Lets a supervisor that somebody has stopped go on: it has an end to record."""
+        record = records.supervisor(self.paths)
+        if record is not None and record.boot == proc.boot_identity():
+            process = proc.same(record.pid, record.start_ticks)
+            if process is not None and process.stopped:
+                self._send(process, signal.SIGCONT)
+
     def _signal(self, process: Process, number: signal.Signals) -> None:
         """Signals exactly this process: a pidfd, checked against the start time, cannot hit a newcomer with its pid."""
         if self.signalled_at is None:
@@ -267,6 +283,10 @@ class Stopper:
                     "event": "stopping", "by": self.request.by, "grace_s": self.request.grace_s,
                     "now": self.request.now,
                 })  # fmt: skip
+        self._send(process, number)
+
+    @staticmethod
+    def _send(process: Process, number: signal.Signals) -> None:
         try:
             fd = os.pidfd_open(process.pid)
         except OSError:

@@ -52,6 +52,11 @@ class Process:
     def alive(self) -> bool:
         return self.state not in ("Z", "X")
 
+    @property
+    def stopped(self) -> bool:
+        """Somebody has sent it a SIGSTOP, or a terminal a Ctrl-Z."""
+        return self.state in ("T", "t")
+
 
 @record
 class Heartbeat:
@@ -217,6 +222,8 @@ class Probe:
     """So much of its logs had not been read yet when its supervisor, or this probe, wrote down what it had read."""
     unreadable: list[str] = field(default_factory=list)
     """Records that are there, and are no such record: something else wrote into the run directory."""
+    supervisor_stopped: int | None = None
+    """The pid of its supervisor, if somebody has stopped that (state T): it lives, and does nothing."""
     disk: Disk | None = None
     """Where the run directory is."""
     elsewhere: str | None = None

@@ -33,6 +33,7 @@ class Waiting(OnScreen):
     def waiting(self, doing: str, waited_s: float, grace_s: float, remaining: list[Process]) -> None:
         names = ", ".join(f"{process.name} ({process.pid})" for process in remaining[:4])
         names += f" and {len(remaining) - 4} more" if len(remaining) > 4 else ""
+        names = names or "its supervisor, which records the end"
         text = f"waiting {waited_s:.0f} of {grace_s:.0f} s, then KILL: {names}"
         if doing == "checkpoint":
             text = f"it is writing a checkpoint, waiting {waited_s:.0f} s: {names}"

@@ -164,8 +164,8 @@ def refuse_damaged(run: Run) -> None:
         raise IdentityError(
             f"its run directory is damaged ({run.probe.damaged}), so nothing shows that a log there is this run's",
             target=run.target.name, run_id=run.run_id,
-            hint=f"the files are in {run.target.workdir}/runs/{run.run_id} there; "
-            f"specctl status {run.run_id} tells what of it lives",
+            hint=f"what is left of its files is in {run.target.workdir}/runs/{run.run_id} there; "
+            f"specctl status {run.run_id} tells what of it lives, specctl stop {run.run_id} ends that",
         )  # fmt: skip
 
 
