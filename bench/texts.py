@@ -72,8 +72,8 @@ def failing(rng: random.Random, index: int) -> str:
         return mixed(rng, index)
     return (
         "Traceback (most recent call last):\n"
-        '  File "/work/train.py", line 88, in main\n    loss = step(batch)\n'
-        '  File "/work/model.py", line 12, in step\n    return self.forward(batch)\n'
+        '  File "/srv/train.py", line 88, in main\n    loss = step(batch)\n'
+        '  File "/srv/model.py", line 12, in step\n    return self.forward(batch)\n'
         f"RuntimeError: batch {index} is not what it should be\n"
     )
 
