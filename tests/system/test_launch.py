@@ -281,6 +281,6 @@ def test_a_program_that_ends_during_a_look_is_no_process_that_is_left(specctl: S
     assert supervisor is not None and supervisor.program_pid is not None and found is not None
     walked = Process(pid=supervisor.program_pid, start_ticks=supervisor.program_start_ticks or 0, name="x", state="R")
     seen = probe._one(
-        paths, *found, tree=[walked], boot=supervisor.boot, oom_kills=0, now=time.time(), elsewhere=None
+        paths, *found, tree=[walked], boot=supervisor.boot, oom_kills=0, now=time.time(), elsewhere=None, disk=None
     )  # fmt: skip
     assert seen.tree == [] and seen.program is None
