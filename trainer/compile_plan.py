@@ -9,6 +9,7 @@ compiled kernel, which is what kills drafters elsewhere (docs/compile-race.md).
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from types import CodeType
 from typing import Any
 
 import torch
+
+from trainer.config import ConfigError
 
 RECOMPILE_LIMIT = 64
 """Every device is a guard of its own; at torch's 8, further units would fall back to slow code without an error."""
@@ -84,6 +87,36 @@ class Watch:
 
 
 watch = Watch()
+
+
+NEEDED = (
+    "torch.compiler.set_stance", "torch._dynamo.callback.callback_handler.register_start_callback",
+    "torch._dynamo.eval_frame._debug_get_cache_entry_list", "torch._dynamo.config.recompile_limit",
+    "torch._dynamo.config.automatic_dynamic_shapes", "torch.nn.attention.flex_attention.flex_attention",
+)  # fmt: skip
+"""What the plan is made of; some of it is no promise of torch's."""
+
+
+def check_torch() -> None:
+    """Raises `ConfigError` where this torch lacks what the plan needs: without it a late compile would go unseen."""
+    if missing := [name for name in NEEDED if not _is_there(name)]:
+        raise ConfigError(
+            f"torch {torch.__version__} lacks {', '.join(missing)}, by which threads are kept from compiling; install"
+            " one from 2.11 on that has it"
+        )
+
+
+def _is_there(dotted: str) -> bool:
+    module, *attributes = dotted.split(".")
+    found: Any = importlib.import_module(module)
+    for number, attribute in enumerate(attributes, start=1):
+        if not hasattr(found, attribute):
+            try:
+                importlib.import_module(".".join([module, *attributes[:number]]))
+            except ImportError:
+                return False
+        found = getattr(found, attribute, None)
+    return found is not None
 
 
 def warm_up(units: Sequence[Unit], run_unit: Callable[[Unit], Mapping[str, CodeType]], *, say: Callable[[str], None]

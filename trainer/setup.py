@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from trainer import checkpoint
 from trainer.blocks import generator_for
 from trainer.checkpoint import Checkpoint
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, expand_path
 from trainer.data import Rows
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
@@ -39,6 +39,20 @@ def on_this_machine(config: Config, reporter: Reporter) -> Config:
     if devices != config.devices:
         reporter.say(f"devices: auto is target {', '.join(devices.target)}; drafter {', '.join(devices.drafter)}")
     return config.model_copy(update={"devices": devices})
+
+
+def keep_compiled_code(config: Config, reporter: Reporter, environ: MutableMapping[str, str]) -> None:
+    """Where it outlives the run: torch asks the environment for it whenever it compiles."""
+    folder = environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if config.compile_cache is not None:
+        folder = str(expand_path(config.compile_cache, key="compile_cache").absolute())
+    elif not folder:
+        directory = reporter.identity.directory.absolute()
+        # With specctl that is WORKDIR/runs/RUN_ID, whose code is compiled for this machine alone.
+        parent = directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent
+        folder = str(parent / "compile-cache")
+    environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    reporter.say(f"compiled code is kept in {folder}")
 
 
 def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape) -> dict[int, Replica]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,15 @@ from trainer.optim import learning_rate
 from trainer.pipeline import Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
-from trainer.setup import check_room, find_resume, make_replicas, on_this_machine, report_data, what_must_stay
+from trainer.setup import (
+    check_room,
+    find_resume,
+    keep_compiled_code,
+    make_replicas,
+    on_this_machine,
+    report_data,
+    what_must_stay,
+)  # fmt: skip
 from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
@@ -84,6 +93,10 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
 
     reporter.phase("compile_warmup")
     compiling = [member.device for member in training.members.values() if member.kernels.compiled]
+    if compiling:
+        compile_plan.check_torch()
+    if any(device.type == "cuda" for device in compiling):
+        keep_compiled_code(config, reporter, os.environ)
     units = compile_plan.plan(
         compiling, rows=training.share, context_length=config.data.sequence_length,
         anchors=config.drafter.anchors, block_size=config.drafter.block_size,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -19,7 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from trainer import compile_plan, kernels
 from trainer.compile_plan import LateCompile, SeveralForms
+from trainer.config import Config, ConfigError
+from trainer.metrics import Reporter, RunIdentity
 from trainer.replica import MicroBatch, Replica
+from trainer.setup import keep_compiled_code
 
 Train = Callable[..., Any]
 THREADS = 3
@@ -157,6 +161,32 @@ def test_a_function_with_two_forms_is_refused_before_a_worker_exists() -> None:
 
     with pytest.raises(SeveralForms, match="double on cpu was compiled 2 times"):
         compile_plan.warm_up([unit], two_shapes, say=lambda _: None)
+
+
+def test_a_torch_that_lacks_what_the_plan_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_plan.check_torch()
+    monkeypatch.delattr(torch.compiler, "set_stance")
+    monkeypatch.setattr(compile_plan, "NEEDED", (*compile_plan.NEEDED, "torch._dynamo.no_module.function"))
+    with pytest.raises(ConfigError, match=r"lacks torch\.compiler\.set_stance, torch\._dynamo\.no_module\.function,"):
+        compile_plan.check_torch()
+
+
+@pytest.mark.parametrize(
+    ("key", "environ", "expected"),
+    [
+        (None, {}, "{tmp}/runs/compile-cache"),
+        (None, {"SPECCTL_RUN_DIR": "x"}, "{tmp}/compile-cache"),
+        (None, {"TORCHINDUCTOR_CACHE_DIR": "/mine"}, "/mine"),
+        ("$CACHES/code", {"TORCHINDUCTOR_CACHE_DIR": "/mine"}, "/caches/code"),
+    ],
+    ids=["alone", "under specctl", "the user's own", "configured"],
+)
+def test_compiled_code_outlives_the_run(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                        key: str | None, environ: dict[str, str], expected: str) -> None:  # fmt: skip
+    monkeypatch.setenv("CACHES", "/caches")
+    reporter = Reporter(RunIdentity(directory=tmp_path / "runs" / "a-run", run_id="a-run"))
+    keep_compiled_code(Config.model_validate({**settings, "compile_cache": key}), reporter, environ)
+    assert environ["TORCHINDUCTOR_CACHE_DIR"] == expected.format(tmp=tmp_path)
 
 
 def test_threads_that_share_functions_of_one_form_find_them_at_every_call(

@@ -1,4 +1,4 @@
-"""`python -m trainer plan`: the functions that it lists are those that a run compiles, its bytes those that it needs."""
+"""`python -m trainer plan`: the functions it lists are those that a run compiles, its bytes those that it needs."""
 
 from __future__ import annotations
 
