@@ -3,12 +3,13 @@ once.
 
 Queries come from the block slots only. Keys and values are projections of [context features | slots]; the features
 are one vector per context token (`fc` over the captured layers, then `hidden_norm`), shared by all layers. Embedding
-and output head are the target's own, frozen (`FrozenEnds`), and not part of the weights. Names of parameters are
-those that the servers load.
+and output head are the target's own, frozen (`FrozenEnds`), and not part of the weights. A state dict has the names
+that the servers load; inside, what has the same input is one product (`Joined`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,19 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype))
 
 
+class Joined(Linear):
+    """Several linear maps of one input as one product. Outside they are still several, each by its own name, as views
+    of the one weight (`Drafter.apart`)."""
+
+    def __init__(self, inputs: int, **outputs: int) -> None:
+        super().__init__(inputs, sum(outputs.values()))
+        self.outputs = outputs
+
+    def forward_from(self, x: Tensor, first: int) -> Tensor:
+        """Without the first so many outputs."""
+        return F.linear(x, self.weight[first:].to(x.dtype))
+
+
 class RmsNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -80,9 +94,8 @@ class SelfAttention(nn.Module):
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
-        self.q_proj = Linear(shape.hidden, shape.heads * shape.head_dim)
-        self.k_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
-        self.v_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.queries, self.keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.qkv_proj = Joined(shape.hidden, q_proj=self.queries, k_proj=self.keys, v_proj=self.keys)
         self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
         self.q_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps)
@@ -95,10 +108,10 @@ class SelfAttention(nn.Module):
         """
         cos, sin = rope
         context_length = context_BSH.shape[1]
-        keys_from = torch.cat((context_BSH, slots_BTH), dim=1)
-        query = self.q_norm(self._heads(self.q_proj(slots_BTH)))
-        key = self.k_norm(self._heads(self.k_proj(keys_from)))
-        value = self._heads(self.v_proj(keys_from))
+        query, of_slots = self.qkv_proj(slots_BTH).split((self.queries, 2 * self.keys), dim=-1)
+        of_context = self.qkv_proj.forward_from(context_BSH, self.queries)
+        key, value = torch.cat((of_context, of_slots), dim=1).chunk(2, dim=-1)
+        query, key, value = self.q_norm(self._heads(query)), self.k_norm(self._heads(key)), self._heads(value)
         query = rotate(query, cos[:, context_length:], sin[:, context_length:])
         key = rotate(key, cos, sin)
         out_BHTD = attend(query, key, value, mask)
@@ -111,12 +124,12 @@ class SelfAttention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
-        self.gate_proj = Linear(shape.hidden, shape.intermediate)
-        self.up_proj = Linear(shape.hidden, shape.intermediate)
+        self.gate_up_proj = Joined(shape.hidden, gate_proj=shape.intermediate, up_proj=shape.intermediate)
         self.down_proj = Linear(shape.intermediate, shape.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Layer(nn.Module):
@@ -141,13 +154,38 @@ class Drafter(nn.Module):
         self.hidden_norm = RmsNorm(shape.hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RmsNorm(shape.hidden, shape.rms_norm_eps)
+        self._joined = {
+            name: {f"{name.rpartition('.')[0]}.{part}.weight": size for part, size in module.outputs.items()}
+            for name, module in self.named_modules() if isinstance(module, Joined)
+        }  # fmt: skip
+        self.register_state_dict_post_hook(_take_apart)
+        self.register_load_state_dict_pre_hook(_put_together)
+
+    def apart(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`named`, by names of parameters, under the names that the servers load; no copies."""
+        found = {}
+        for name, tensor in named.items():
+            parts = self._joined.get(name.removesuffix(".weight"))
+            if parts is None:
+                found[name] = tensor
+            else:
+                found.update(zip(parts, tensor.split(list(parts.values())), strict=True))
+        return found
+
+    def together(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The way back. Names that are missing stay so."""
+        left = dict(named)
+        for name, parts in self._joined.items():
+            if all(part in left for part in parts):
+                left[f"{name}.weight"] = torch.cat([left.pop(part) for part in parts])
+        return left
 
     def initialise(self, generator: torch.Generator, std: float = 0.02) -> None:
         """Fresh weights, the same for the same generator on any device; norms stay ones."""
         with torch.no_grad():
-            for parameter in self.parameters():
-                if parameter.dim() > 1:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            for weight in self.apart(dict(self.named_parameters())).values():
+                if weight.dim() > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * std)
 
     def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, kernels: Kernels) -> Tensor:
         """Hidden states of all slots [B, T, H], ready for the output head."""
@@ -168,3 +206,13 @@ class Drafter(nn.Module):
         angles = positions_BL[..., None].float() * self.shape.rope_theta**-exponents
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _take_apart(drafter: Drafter, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    own = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + name: tensor for name, tensor in drafter.apart(own).items()})
+
+
+def _put_together(drafter: Drafter, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    own = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + name: tensor for name, tensor in drafter.together(own).items()})

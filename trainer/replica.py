@@ -197,18 +197,22 @@ class Replica:
         self.flat.collect()
         return loss.detach() / self.scale
 
+    def weights(self) -> dict[str, Tensor]:
+        """In float32, no copy, by the names that the servers load."""
+        return self.drafter.apart(self.flat.named(self.flat.weights))
+
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's own state, no copy, by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
+        """The optimizer's own state, no copy, by the weight's name: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
         return {
             f"{key}.{name}": tensor
             for key, flat in self.optimizer.moments.items()
-            for name, tensor in self.flat.named(flat).items()
+            for name, tensor in self.drafter.apart(self.flat.named(flat)).items()
         }
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], *, steps_done: int) -> None:
         """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`."""
         found = {**weights, **moments}
-        for name, tensor in {**self.flat.named(self.flat.weights), **self.moments()}.items():
+        for name, tensor in {**self.weights(), **self.moments()}.items():
             tensor.copy_(found[name].view_as(tensor))
         self.flat.spread()
         self.resume_at(steps_done)

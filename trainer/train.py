@@ -304,7 +304,7 @@ class Training:
         member = self.members[min(self.members)]
         path = checkpoint.save(self.root, Checkpoint(
             step=self.steps_done,
-            weights=member.flat.named(member.flat.weights),
+            weights=member.weights(),
             optimizer=member.moments(),
             state={"cursor": dataclasses.asdict(self.cursor), "must_keep": self.must_keep,
                    "may_change": self.config.what_a_resume_may_change(), "config": self.config.model_dump(),

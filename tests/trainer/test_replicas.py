@@ -85,7 +85,7 @@ def test_a_layers_gradients_are_ready_for_the_others_before_the_backward_is_over
     assert torch.equal(flats[0].gradients, flats[1].gradients)
     parts = flats[1].parts
     assert [part.ready for part in parts] == list(range(len(parts) + 1, 2 * len(parts) + 1)), "in this order"
-    layer = flats[1].named(flats[1].gradients)["layers.2.self_attn.q_proj.weight"].data_ptr()
+    layer = flats[1].named(flats[1].gradients)["layers.2.self_attn.qkv_proj.weight"].data_ptr()
     assert flats[1].gradients[parts[0].low :].data_ptr() == layer, "the last layer first"
     covered = sorted((part.low, part.high) for part in parts)
     assert covered[0][0] == 0 and covered[-1][1] == len(flats[1].gradients)
