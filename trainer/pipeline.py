@@ -43,12 +43,16 @@ class Worker:
     @property
     def idle(self) -> bool:
         """It waits for somebody else, or has nothing left to do."""
-        return self.done or self._waits is not None
+        return self._waits is not None
 
     def __str__(self) -> str:
         waits = self._waits
         doing = "is done" if self.done else SAID[waits[0]] if waits else self.doing
         return f"{self.name} {doing}" if self.step is None else f"{self.name} {doing} (step {self.step})"
+
+    def end(self) -> None:
+        """It has nothing left to do, which is no work: as if all that it could make were made."""
+        self.done, self._waits = True, ("room", time.monotonic())
 
     @contextlib.contextmanager
     def waiting(self, cause: Cause) -> Iterator[None]:
@@ -130,7 +134,8 @@ class Channel(Generic[T]):
 class Crew:
     """The worker threads of a run. `failed` is the name of the worker whose failure ended it, by `error`."""
 
-    def __init__(self, reporter: Reporter, *, abort: Callable[[], None]) -> None:
+    def __init__(self, reporter: Reporter, *, abort: Callable[[str], None]) -> None:
+        """`abort` is told who has failed."""
         self.failed: str | None = None
         self.error: BaseException | None = None
         self.workers: dict[str, Worker] = {}
@@ -167,7 +172,7 @@ class Crew:
             worker = self.workers.get(name)
             doing, step = (worker.doing, worker.step) if worker else (None, None)
             # Open the others' doors before anything slow or fallible, such as writing to a full disk.
-            self._abort()
+            self._abort(name)
             self._reporter.exception(name, error, step=step, doing=doing)
 
     def _run(self, worker: Worker, work: Callable[[Worker], None]) -> None:
@@ -182,5 +187,5 @@ class Crew:
             reason = "failed"
             self.fail(worker.name, error)
         finally:
-            worker.done = True
+            worker.end()
             self._reporter.event("worker_down", worker=worker.name, reason=reason)

@@ -29,7 +29,7 @@ from trainer.drafter import DrafterShape
 from trainer.feed import Feed, step_blocks
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
-from trainer.pipeline import Crew, Worker
+from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
 from trainer.setup import (
@@ -215,7 +215,11 @@ class Training:
     def _shares(self, place: int, step: int, worker: Worker, taken: list[MicroBatch]) -> Iterator[MicroBatch]:
         """The micro-batches of `step` that are for the drafter at `place`."""
         for share in range(place, self.count, len(self.members)):
-            batch = self.feed.get(share)
+            try:
+                batch = self.feed.get(share)
+            except Aborted:
+                self.replicas.abort()  # nobody is to wait for this one in the step that it cannot take
+                raise
             assert batch.step == step, f"{worker.name} got the batch of step {batch.step} at step {step}"
             taken.append(batch)
             worker.doing = "is in forward and backward"
@@ -365,9 +369,11 @@ class Training:
             self._save()
         return True
 
-    def _abort(self) -> None:
+    def _abort(self, failed: str) -> None:
         self.feed.close()
-        self.replicas.abort()
+        # Where the run may go on, drafters whom nothing has happened to end the step that they are in.
+        if self.config.on_worker_death == "stop" or failed.startswith("drafter-"):
+            self.replicas.abort()
 
     # --- around the run ---
 

@@ -4,6 +4,7 @@ others may go on without it."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainer import blocks, feed
 from trainer.config import WatchdogConfig
 from trainer.pipeline import Aborted, Channel, Worker
 from trainer.replica import MicroBatch, Replica
+from trainer.stages import Stages
 from trainer.target import Target
 from trainer.watchdog import Watchdog, who_holds_up
 
@@ -243,9 +245,19 @@ def test_the_watchdog_knows_slow_steps_checkpoints_and_a_process_that_was_frozen
     assert quiet(dog, 500, 100_200.0) is None, "told once"
 
 
+def test_waiting_is_counted_while_it_goes_on_and_a_worker_that_is_done_is_not_busy() -> None:
+    waits, done = Worker("target-0"), Worker("loader-0")
+    stages = Stages({"target-0": waits, "loader-0": done}, on_device=[], now=time.monotonic())
+    done.end()
+    with waits.waiting("input"):
+        shares = stages.shares(time.monotonic() + 1000)
+    assert shares["target-0"]["wait_input"] > 0.99 and shares["target-0"]["busy"] < 0.01
+    assert shares["loader-0"]["wait_room"] > 0.99 and shares["loader-0"]["busy"] < 0.01
+
+
 def test_who_holds_up_the_others_is_the_one_that_waits_for_none() -> None:
     loader, target, drafter = (Worker(name) for name in ("loader-0", "target-0", "drafter-0"))
-    loader.done = True
+    loader.end()
     with target.waiting("room"):
         assert who_holds_up([loader, target, drafter]) is drafter
         with drafter.waiting("input"):
