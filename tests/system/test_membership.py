@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -128,3 +129,20 @@ def test_a_run_that_lost_its_record_is_stopped_by_its_full_id(specctl: Specctl) 
     assert "no process of it is left" in specctl("stop", damaged).out
     assert specctl("stop", removed).code == 4
     assert not specctl.run_dir(removed).exists()
+
+
+def test_a_record_of_another_boot_names_nobody_whoever_has_its_pids_and_start_times_now(specctl: Specctl) -> None:
+    run_id = specctl.launch("--until", "process", "--", "sleep", "600").json["run_id"]
+    path, record = specctl.run_dir(run_id) / "supervisor.json", supervisor(specctl, run_id)
+    os.kill(record["pid"], signal.SIGKILL)
+    specctl.kill(run_id)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        ticks = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        mistaken = {"pid": other.pid, "start_ticks": ticks, "program_pid": other.pid, "program_start_ticks": ticks}
+        path.write_text(json.dumps({**record, **mistaken}))
+        assert specctl.status(run_id)["state"] != "LOST", "as it looks where the boot is the same"
+        path.write_text(json.dumps({**record, **mistaken, "boot": "another:1"}))
+        assert specctl.status(run_id)["state"] == "LOST"
+        assert specctl("stop", run_id, "--now").code == 0
+        assert other.poll() is None, "somebody else's process was killed"
+        other.kill()

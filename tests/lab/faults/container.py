@@ -190,3 +190,21 @@ def the_node_has_no_pct_any_more(scene: Scene) -> Iterator[None]:
     scene.on_node(f"mount --bind /dev/null {PCT}")
     yield
     scene.on_node(f"umount {PCT}")
+
+
+@fault
+def the_clock_jumped_two_hours_ahead(scene: Scene) -> Iterator[None]:
+    yield from clock_jumps(scene, "+2h")
+
+
+@fault
+def the_clock_jumped_two_hours_back(scene: Scene) -> Iterator[None]:
+    yield from clock_jumps(scene, "-2h")
+
+
+def clock_jumps(scene: Scene, offset: str) -> Iterator[None]:
+    scene.lab.clock(scene.vmid)  # from here on its Pythons heed the next
+    scene.start()
+    scene.lab.clock(scene.vmid, offset)
+    yield
+    scene.lab.clock(scene.vmid)
