@@ -44,6 +44,7 @@ def test_a_cell_is_an_exit_code_and_words_in_their_order() -> None:
     assert cell == Cell(code=3, words=("UNREACHABLE", "frozen"))
 
 
+@pytest.mark.timeout(600)  # one of them kills twenty launches
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_under_a_fault_every_verb_says_what_the_page_says_and_nothing_is_lost(name: str, scene: Scene) -> None:
     row = ROWS[name]
