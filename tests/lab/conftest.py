@@ -7,6 +7,7 @@ machine passes CI by not having looked.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.lab import Lab, LabUnavailable, setup
-from tests.lab.userlab import UserLab
+from tests.lab.userlab import UserLab, needs
 
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("SPECCTL_LAB") == "require"
 
@@ -39,11 +40,15 @@ def lab_ready() -> None:
         pytest.skip(f"no lab: {error}")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_lab(why): skipped in a user's lab, which does not have what is named")
+
+
+@contextlib.contextmanager
+def skipped_without() -> Iterator[None]:
     """A test that meets something which a user's lab cannot do is skipped for that reason."""
     try:
-        return (yield)
+        yield
     except LabUnavailable as error:
         if REQUIRED:
             raise
@@ -51,13 +56,17 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
-    try:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    with skipped_without():
+        if os.geteuid() != 0 and (mark := item.get_closest_marker("real_lab")):
+            needs(mark.args[0])
         return (yield)
-    except LabUnavailable as error:
-        if REQUIRED:
-            raise
-        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with skipped_without():
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,7 @@ def test_a_run_as_another_user_of_the_container(specctl: Specctl, lab: Lab) -> N
     assert specctl("stop", "@last").code == 0
 
 
+@pytest.mark.real_lab("a sshd that runs on its node")
 def test_following_since_and_errors_reach_through_ssh_and_pct_and_over_a_broken_link(
     specctl: Specctl, lab: Lab
 ) -> None:

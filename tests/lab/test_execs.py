@@ -27,6 +27,7 @@ def execs(lab: Lab, specctl: Specctl, *words: str) -> int:
     return log.read_text(errors="replace").count("Starting session: command") - before
 
 
+@pytest.mark.real_lab("what a sshd logs of its sessions")
 def test_a_launch_takes_three_execs_four_with_new_code_and_a_status_one_for_all(lab: Lab, there: Specctl) -> None:
     launch = ("launch", "ct101", "--until", "process", "--", "sleep", "1000")
     execs(lab, there, *launch)

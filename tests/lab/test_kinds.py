@@ -49,7 +49,7 @@ def make(lab: Lab) -> Iterator[Make]:
     yield call
     for driver in drivers:
         driver.close()
-    for vmid in made:
+    for vmid in set(made) & set(lab.vmids()):
         lab.stop(vmid)
         lab.undefine(vmid)
 

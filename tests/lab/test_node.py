@@ -187,6 +187,7 @@ def test_each_way_of_not_being_allowed_is_one_message(lab: Lab, pool: NodePool, 
 
 
 @pytest.mark.parametrize("attach", ["auto", "lxc"])
+@pytest.mark.real_lab("a second user of the node")
 def test_the_line_that_the_message_shows_is_the_one_that_helps(lab: Lab, pool: NodePool, attach: Attach) -> None:
     way = into(pool, 101, attach=attach)
     error = way.explain(way.run(["true"], deadline_s=60))
@@ -199,6 +200,7 @@ def test_the_line_that_the_message_shows_is_the_one_that_helps(lab: Lab, pool: N
         lab.set_sudo("")
 
 
+@pytest.mark.real_lab("a second user of the node")
 def test_a_node_without_sudo_says_what_to_install(lab: Lab, pool: NodePool) -> None:
     with hidden(lab, "/usr/bin/sudo"):
         way = into(pool, 101)
@@ -210,6 +212,7 @@ def test_a_node_without_sudo_says_what_to_install(lab: Lab, pool: NodePool) -> N
 # --- attach: pct, lxc, auto -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_lab("the programs of a real node")
 def test_what_only_looks_goes_past_pct_where_it_may_and_a_start_does_not(lab: Lab, pool: NodePool) -> None:
     auto, lxc, pct = (into(pool, 101, ssh="pve", attach=attach) for attach in ("auto", "lxc", "pct"))
     hello = Completed(exit_code=0, stdout=b"hello\n", stderr=b"")
@@ -223,6 +226,7 @@ def test_what_only_looks_goes_past_pct_where_it_may_and_a_start_does_not(lab: La
         assert results(fanout(pool.node("pve"), fast, leg_timeout_s=60)) == [hello, hello]
 
 
+@pytest.mark.real_lab("the programs of a real node")
 def test_without_lxc_attach_auto_takes_pct_and_lxc_says_so(lab: Lab, pool: NodePool) -> None:
     with hidden(lab, "/usr/bin/lxc-attach"):
         assert into(pool, 101, ssh="pve").for_reads().run(["echo", "hello"], deadline_s=60).stdout == b"hello\n"
