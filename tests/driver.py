@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
+KERNEL_TELLS_ENDS = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 15)
+"""Whether the kernel tells how a process has ended that its parent has collected."""
 
 
 def poll_until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "it") -> Any:

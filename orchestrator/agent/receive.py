@@ -175,10 +175,11 @@ def _receive(call: Call, parcel: Incoming, news: News) -> None:
 def _no_room(error: NoRoom, parcel: Incoming) -> tuple[str, str, str]:
     files, _ = parcel.done
     where = shown(decoded(os.fsencode(error.filename)))
-    why = space.problem(error.filename, error) or error.strerror
+    disk = space.problem(error.filename, error)
+    why = f"{error.strerror} ({disk})" if disk else error.strerror
     kept = f"; the {error.kept:,} bytes of it that came are kept beside it" if error.kept else ""
     return (
         "preflight",
-        f"{where} cannot be written: {why} ({files:,} files are there{kept})",
+        f"{where} cannot be written: {why}; {files:,} files are there{kept}",
         "make room there, then repeat the same command: it goes on where this one ended",
     )

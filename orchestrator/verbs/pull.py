@@ -106,8 +106,8 @@ def run(
         raise PreflightError(f"another transfer writes {shown(decoded(busy.path))} right now", hint=AGAIN) from busy
     except NoRoom as error:
         raise PreflightError(
-            f"{shown(error.filename)} cannot be written: {space.problem(error.filename, error) or error.strerror} "
-            f"({incoming.files:,} files are here)",
+            f"{shown(error.filename)} cannot be written: {error.strerror} "
+            f"({space.problem(error.filename, error)}); {incoming.files:,} files are here",
             hint=f"make room, or choose another disk with --to; {AGAIN}",
         ) from error
     except OSError as error:

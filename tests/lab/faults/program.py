@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.driver import poll_until
+import pytest
+
+from tests.driver import KERNEL_TELLS_ENDS, poll_until
 from tests.lab.matrix import Scene, fault
 
 BESIDE = """
@@ -105,6 +107,8 @@ def the_program_ended_well(scene: Scene) -> Iterator[None]:
 
 @fault
 def the_program_exited_3_behind_a_pipe_to_tee(scene: Scene) -> Iterator[None]:
+    if not KERNEL_TELLS_ENDS:
+        pytest.skip("a kernel before 6.15 does not tell how the program ended; test_health has what is said then")
     start(scene, "for n in range(1, 2000):\n    step(n)\n    if os.path.exists('go'): print('saved'); sys.exit(3)\n",
           until="step", shell="python3 fault.py | tee train.log")  # fmt: skip
     scene.inside(f"touch {scene.run_dir()}/code/go")
