@@ -104,13 +104,13 @@ def the_disk_becomes_read_only(scene: Scene) -> Iterator[None]:
         init = scene.on_node(f"lxc-info -n {scene.vmid} -p -H").strip()
         mount = f"rm -f /disk; mknod /disk {node}; mount -t ext4 -o errors=remount-ro /disk {WORKDIR}"
         scene.on_node(f"nsenter --target {init} --mount sh -ec 'mkdir -p {WORKDIR}; {mount}'")
-        start(scene, STUBBORN, until="step")
-        scene.kept = False
-        Path(f"/sys/fs/ext4/{device.name}/trigger_fs_error").write_text("the lab")
-        yield
-    finally:
+    finally:  # it goes by itself when it is unmounted
         subprocess.run(["losetup", "--detach", device], check=False)
         image.unlink()
+    scene.kept = False
+    start(scene, STUBBORN, until="step")
+    Path(f"/sys/fs/ext4/{device.name}/trigger_fs_error").write_text("the lab")
+    yield
 
 
 # --- who may write --------------------------------------------------------------------------------------------------
