@@ -161,6 +161,5 @@ def test_what_a_container_lacks_is_named_with_what_it_has_and_the_key_that_mends
     versions = json.loads(inside(containers, 132, f"cat /srv/half/runs/{done.json['run_id']}/run.json"))["versions"]
     assert versions["tmux"].startswith("tmux 3.")
     with without(containers, "/usr/lib/python3.11/ctypes"):
-        seen = specctl("status", "half")
-        assert seen.code == 3 and "has no module ctypes: it is not a whole Python" in seen.out
+        assert specctl.status(done.json["run_id"])["state"] == "STARTING", "to look takes less than to launch"
     assert specctl("stop", "@last", "--now").code == 0

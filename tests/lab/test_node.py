@@ -221,7 +221,7 @@ def test_what_only_looks_goes_past_pct_where_it_may_and_a_start_does_not(lab: La
             assert way.run(["echo", "hello"], deadline_s=60) == hello
         for way in (auto, pct, pct.for_reads()):
             error = way.explain(way.run(["echo", "hello"], deadline_s=60))
-            assert error is not None and error.message == "pve has no pct, so it has no container 101"
+            assert error is not None and error.message == "pve has no pct any more, though it is a Proxmox node"
         fast = [Request(vmid=101, argv=["echo", "hello"], attach=attach) for attach in ("auto", "lxc")]
         assert results(fanout(pool.node("pve"), fast, leg_timeout_s=60)) == [hello, hello]
 
