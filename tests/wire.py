@@ -1,4 +1,4 @@
-"""A link to a node that counts its bytes, and that can be cut or refused at any of them.
+"""A link to a node that counts its bytes, and that can be cut, held or refused at any of them.
 
 A relay on loopback: specctl dials it, it dials the node's sshd. What is to happen at the N-th byte of one direction
 happens exactly there, before anything else is passed on; so a fault in the middle of a verb needs no luck.
@@ -23,6 +23,8 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._to = port
         self._lock = threading.Lock()
+        self._flows = threading.Event()
+        self._flows.set()
         self._open: list[socket.socket] = []
         self._at: tuple[str, int, Callable[[], None]] | None = None
         self.bytes = {UP: 0, DOWN: 0}
@@ -37,6 +39,7 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.refuse()
         self.cut()
+        self.let_go()
 
     def listen(self) -> None:
         """Takes connections, on the port of before if there was one."""
@@ -59,6 +62,13 @@ class Wire:
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def hold(self) -> None:
+        """Lets nothing pass from now on. Connections stay, nobody is told."""
+        self._flows.clear()
+
+    def let_go(self) -> None:
+        self._flows.set()
 
     def at(self, direction: str, count: int, action: Callable[[], None]) -> None:
         """Does `action` once when so many more bytes have passed in that direction, and not one more."""
@@ -91,6 +101,7 @@ class Wire:
     def _pass_on(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE):
+                self._flows.wait()
                 while data:
                     part, action = self._until(direction, data)
                     sink.sendall(part)
