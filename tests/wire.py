@@ -130,8 +130,9 @@ def ssh_config(folder: Path, lab_run: Path, port: int, **options: str) -> Path:
     host_key = " ".join((ssh / "host_key.pub").read_text().split()[:2])
     known = folder / "known_hosts"
     known.write_text(f"[127.0.0.1]:{port} {host_key}\n")
+    login = (ssh / "ssh_config").read_text().partition("User ")[2].split()[0]
     usual = {
-        "HostName": "127.0.0.1", "Port": str(port), "User": "root", "IdentityFile": f"{ssh}/id",
+        "HostName": "127.0.0.1", "Port": str(port), "User": login, "IdentityFile": f"{ssh}/id",
         "IdentitiesOnly": "yes", "UserKnownHostsFile": str(known), "StrictHostKeyChecking": "yes", "BatchMode": "yes",
         "LogLevel": "ERROR",
     }  # fmt: skip
