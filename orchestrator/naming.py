@@ -21,6 +21,7 @@ BUILTINS = frozenset({
 """Words of a shell that say nothing of what it is run for."""
 SUBCOMMANDS = frozenset({"launch", "run", "exec"})
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+ARITHMETIC = re.compile(r"\$?\(\(.*?\)\)", re.DOTALL)
 DURATION = re.compile(r"[\d.:]+[smh]?")
 
 MOST = 40
@@ -87,7 +88,8 @@ def _of_shell(words: list[str]) -> str | None:
 
 def _names(text: str) -> Iterable[str]:
     """What a shell's text runs, in order."""
-    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    text = ARITHMETIC.sub(":", text).replace("\n", " ; ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     command: list[str] = []
     try:

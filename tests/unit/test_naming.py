@@ -15,6 +15,8 @@ from orchestrator.naming import name_of, script_of
         (["bash", "-lc", "FOO=1 torchrun --nproc-per-node 2 src/main.py"], "main"),
         (["bash", "-c", "for i in 1 2; do python eval.py; done"], "eval"),
         (["sh", "-c", "echo saved; exit 3"], "sh"),
+        (["sh", "-c", "n=0; while sleep 1; do n=$((n+1)); ((m++)); echo step=$n; done"], "sh"),
+        (["sh", "-c", "n=$((2 * (3 + 4))); python train.py --n $n"], "train"),
         (["bash", "-c", "it's not closed"], "bash"),
         (["bash", "-c"], "bash"),
         (["python", "-m", "package.train"], "train"),
