@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.health import age
-from orchestrator.render.text import colour, line, number, one_line, shorten, table
+from orchestrator.render.text import colour, line, number, one_line, shorten, table, unreachable
 from orchestrator.verbs.ls import Request, Result, Row
 
 COLUMNS = ("run", "target", "state", "started", ">took", ">step", ">loss", "note")
@@ -19,12 +19,8 @@ def show(console: Console, result: Result, request: Request) -> None:
     if result.rows and not table(console, COLUMNS, [_cells(row, now) for row in result.rows]):
         for row in result.rows:
             _two_lines(console, row, now)
-    for view in result.silent:
-        assert view.error is not None
-        said = f" {view.target.name}: {view.error.message}. What else ran there is unknown."
-        line(console, Text.assemble(("UNREACHABLE", colour("UNREACHABLE")), said), first=0)
-        if view.error.hint:
-            line(console, view.error.hint, style="cyan")
+    silent = ((view.target, view.error) for view in result.silent if view.error is not None)
+    unreachable(console, silent, ". What else ran there is unknown.")
     if result.left_out:
         line(console, f"{result.left_out:,} older: specctl ls -n 0", first=0, style="dim")
     if not result.rows:

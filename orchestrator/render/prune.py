@@ -12,7 +12,7 @@ from rich.text import Text
 
 from orchestrator.agent.tree import shown
 from orchestrator.health import age
-from orchestrator.render.text import colour, count, line, size
+from orchestrator.render.text import count, line, size, unreachable
 from orchestrator.verbs.prune import Item, Place
 
 NOTES = 8
@@ -57,13 +57,7 @@ def _notes(console: Console, places: Sequence[Place]) -> None:
             line(console, f"{place.target.name}: {note}", first=0, style="yellow")
         if len(place.notes) > NOTES:
             line(console, f"{place.target.name}: and {len(place.notes) - NOTES} more", first=0, style="yellow")
-        if place.error is not None:
-            said = Text.assemble(
-                ("UNREACHABLE", colour("UNREACHABLE")), f" {place.target.name}: {place.error.message}"
-            )  # fmt: skip
-            line(console, said, first=0)
-            if place.error.hint:
-                line(console, place.error.hint, style="cyan")
+    unreachable(console, ((place.target, place.error) for place in places if place.error is not None))
 
 
 def total(places: Sequence[Place]) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.health import age, headline
-from orchestrator.render.text import colour, line, named, number, one_line, shorten, table, workers
+from orchestrator.render.text import colour, line, named, number, one_line, shorten, table, unreachable, workers
 from orchestrator.resolve import Run
 from orchestrator.verbs.status import Result
 
@@ -15,15 +15,8 @@ def show(console: Console, result: Result) -> None:
     if result.runs and not table(console, ("run", "target", "state", *COLUMNS, "why / note"), _rows(result)):
         _lines(console, result)
     _details(console, result)
-    for view in result.views:
-        if view.error is not None:
-            where = f"{view.target.name} ({view.target.place})"
-            said = Text.assemble(
-                ("UNREACHABLE", colour("UNREACHABLE")), f" {where}: {view.error.message}. What runs there is unknown."
-            )
-            line(console, said, first=0)
-            if view.error.hint:
-                line(console, view.error.hint, style="cyan")
+    silent = ((view.target, view.error) for view in result.views if view.error is not None)
+    unreachable(console, silent, ". What runs there is unknown.")
     _gpus(console, result)
     for view in result.views:
         if view.no_workdir:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.errors import SpecctlError
 from orchestrator.health import headline
 from orchestrator.inventory import Target
 from orchestrator.model import Finding, Verdict
@@ -112,6 +113,19 @@ def _rows(body: Text, first: int, others: int) -> list[Text]:
     for row in rows:
         row.rstrip()
     return rows
+
+
+def unreachable(console: Console, silent: Iterable[tuple[Target, SpecctlError]], then: str = "") -> None:
+    """Prints the targets that could not be asked, and `then`; those of one node with the same reason in one line."""
+    alike: dict[tuple[str | None, str, str | None], list[Target]] = {}
+    for target, error in silent:
+        alike.setdefault((target.ssh, error.message, error.hint), []).append(target)
+    for (node, message, hint), targets in alike.items():
+        place = targets[0].place if len(targets) == 1 else f"{len(targets)} targets on {node or 'this machine'}"
+        said = f" {', '.join(target.name for target in targets)} ({place}): {message}{then}"
+        line(console, Text.assemble(("UNREACHABLE", colour("UNREACHABLE")), said), first=0)
+        if hint:
+            line(console, hint, style="cyan")
 
 
 def table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> bool:

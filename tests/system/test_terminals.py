@@ -23,6 +23,7 @@ def specctl() -> Iterator[Specctl]:
     driver = Specctl()
     driver.inventory.write_text(
         f"targets:\n  local: {{workdir: {driver.workdir}}}\n  away: {{ssh: 'root@127.0.0.1:1', vmid: 101}}\n"
+        "  afar: {ssh: 'root@127.0.0.1:1', vmid: 102}\n"
     )
     del driver.environ["NO_COLOR"]
     driver.launch("--name", "failing", "--note", NOTE, "--", "sh", "-c", "echo step=1 loss=0.5; exit 3")
@@ -38,6 +39,7 @@ def test_a_pipe_gets_whole_lines_that_grep_finds(specctl: Specctl) -> None:
             assert rows[0] == rows[0].rstrip()
     silent = [line for line in specctl("status", COLUMNS="40").out.splitlines() if "UNREACHABLE" in line]
     assert len(silent) == 1 and silent[0].endswith("What runs there is unknown.")
+    assert silent[0].startswith("UNREACHABLE away, afar (2 targets on root@127.0.0.1:1): "), "said once"
     error = specctl("logs", "no-such-run", COLUMNS="40").err.splitlines()
     assert len(error) == 2, "an error and its hint"
 
