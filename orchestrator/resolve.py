@@ -63,8 +63,12 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
         )
     if query == LAST:
         known = [launch for launch in launches if launch.target in fleet.inventory.targets]
-        if not known:
+        if not launches:
             raise NotFound("@last: nothing was launched from here yet", hint="specctl status --all lists every run")
+        if not known or (careful and launches[-1] != known[-1]):
+            raise _elsewhere(launches[-1], fleet)
+        if launches[-1] != known[-1]:
+            notes.append(_elsewhere(launches[-1], fleet).message)
         wanted = known[-1].run_id
         notes.append(f"@last is {wanted}")
     if wanted is not None and is_run_id(wanted):
@@ -94,6 +98,9 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
             raise UnreachableError(
                 f"no run {wanted!r} on the targets that answered; not asked: {_names(silent)}", hint=_why(silent)
             )
+        for launch in launches:
+            if launch.run_id == wanted and launch.target not in fleet.inventory.targets:
+                raise _elsewhere(launch, fleet)
         places = [*fleet.inventory.targets, *fleet.inventory.groups]
         raise NotFound(f"no run {wanted!r} on {_targets(fleet)}", hint=_nearest(wanted, runs, places) or _hint(runs))
     if len(fitting) > 1:
@@ -148,6 +155,12 @@ def _why(views: Sequence[TargetView]) -> str:
     if len(errors) == 1 and errors[0].hint:
         return f"{views[0].target.name}: {errors[0].message}; {errors[0].hint}"
     return "; ".join(f"{view.target.name}: {view.error.message}" for view in views if view.error is not None)
+
+
+def _elsewhere(launch: index.Launch, fleet: Fleet) -> NotFound:
+    """It went to a target that this hosts.yaml does not name: another one was used, or it has been changed."""
+    said = f"{launch.run_id} was launched from here on {launch.target}, which {fleet.inventory.source} does not name"
+    return NotFound(said, hint=f"use the hosts.yaml that names {launch.target}: specctl --inventory FILE VERB ...")
 
 
 def _candidates(runs: Sequence[Run]) -> str:

@@ -102,8 +102,8 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
         except (PreflightError, BundleError) as error:
             # It leaves a record, too: a launch that failed must be found where its run would have been.
             refused = f"{error.message}\n{error.hint}" if error.hint else error.message
-    except UnreachableError as error:
-        # Whatever has been lost on the way until now, it was no start.
+    except (UnreachableError, PreflightError) as error:
+        # Whatever was lost or refused on the way until now, it was no start.
         hint = "launch again" if isinstance(error, LinkLost) else error.hint
         raise type(error)(f"{error.message}; nothing was started", target=plan.target.name, hint=hint) from error
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")

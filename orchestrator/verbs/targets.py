@@ -144,7 +144,7 @@ def _problems(target: Target, survey: Survey, offset_s: float, asked_s: float) -
         mend = "see that it can be written and has room, or choose another `workdir:` of this target in hosts.yaml"
         found.append(Problem(what=f"the workdir {survey.workdir} cannot be used: {survey.workdir_problem}", mend=mend))
     elif survey.free_bytes is not None and survey.free_bytes < LITTLE_BYTES:
-        free = f"{survey.free_bytes / 2**30:.1f} GiB are free for the workdir {survey.workdir}"
+        free = f"only {survey.free_bytes / 2**20:,.0f} MiB are free for the workdir {survey.workdir}"
         found.append(Problem(what=free, mend="make room there: specctl prune shows what can go", fatal=False))
     own = survey.own_python
     if own is not None and own.version is None:

@@ -242,11 +242,31 @@ def test_until_process_is_not_deceived_by_a_program_that_is_about_to_die(specctl
 def test_after_a_launch_that_never_got_far_last_is_not_the_run_before(specctl: Specctl) -> None:
     assert specctl.launch("--", "sh", "-c", "echo the old run; echo step=1 tok/s=1").code == 0
     specctl.inventory.write_text("targets:\n  local: {workdir: /proc/nowhere}\n")
-    assert specctl("launch", "local", "--", "true").code == 1
+    done = specctl("launch", "local", "--", "true")
+    assert done.code == 1 and "; nothing was started\n" in done.err, done.err
     specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}}}\n")
     for words in (("logs", "@last"), ("status", "@last"), ("stop", "@last")):
         done = specctl(*words)
         assert done.code == 4 and "the old run" not in done.out, words
+
+
+def test_a_run_of_another_hosts_yaml_is_said_to_be_that_and_last_is_not_silently_an_older_one(specctl: Specctl) -> None:
+    program = (PYTHON, specctl.program("steps.py"))
+    here, other = (f"targets:\n  {name}: {{workdir: {specctl.workdir}}}\n" for name in ("local", "other"))
+    specctl.inventory.write_text(other)
+    newest = specctl.launch("--name", "newest", "--", *program, target="other").json["run_id"]
+    specctl.inventory.write_text(here.replace(str(specctl.workdir), f"{specctl.workdir}2"))
+    for run in (newest, "@last"):
+        done = specctl("status", run)
+        assert done.code == 4 and f"{newest} was launched from here on other, which " in done.err, done.err
+        assert "specctl --inventory FILE" in done.err
+    specctl.inventory.write_text(here + other.partition("\n")[2])
+    specctl.launch("--until", "process", "--", "sleep", "600")
+    newest = specctl.launch("--name", "newest", "--", *program, target="other").json["run_id"]
+    specctl.inventory.write_text(here)
+    done = specctl("show", "@last")
+    assert done.code == 0 and "sleep" in done.out and f"{newest} was launched from here on other" in done.err, done.err
+    assert specctl("stop", "@last").code == 4, "nothing is ended that may not be meant"
 
 
 def test_a_missing_gpu_is_the_reason_that_is_given(specctl: Specctl) -> None:
