@@ -27,7 +27,7 @@ GOES = 5
 PATTERNS = {
     "a word that is nowhere": "out of memory",
     "a word of 1 line in 20": "grad norm",
-    "an expression that few match": "loss 2[.]00[0-9]+ .*norm: 0[.]1",
+    "an expression that few match": "loss 2[.]0[0-9]+ .*norm: 0[.]1",
 }
 SED = "s/\\x1b\\[[0-9;]*[A-Za-z]//g; s/\\r/\\n/g"
 PRINTS = """

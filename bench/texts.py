@@ -59,12 +59,12 @@ def loading(rng: random.Random, index: int) -> str:
     return f"\r{part:3}%|{drawn}| {part}/100 [00:{part // 3:02}<00:30, {rng.random() + 3:.2f}it/s]"
 
 
-def coloured(rng: random.Random, index: int) -> str:
-    return f"\x1b[32m{prose(rng, index)[:-1]}\x1b[0m\n"
-
-
 def mixed(rng: random.Random, index: int) -> str:
     return logged(rng, index) if index % 20 == 0 else prose(rng, index)
+
+
+def coloured(rng: random.Random, index: int) -> str:
+    return f"\x1b[32m{mixed(rng, index)[:-1]}\x1b[0m\n"
 
 
 def failing(rng: random.Random, index: int) -> str:
@@ -88,8 +88,8 @@ TEXTS: dict[str, Callable[[random.Random, int], str]] = {
     "prose": prose,
     "prose without keywords": requests,
     "prose, 1 step line in 20": mixed,
+    "the same, coloured": coloured,
     "prose with 1 traceback in 200": failing,
-    "coloured prose": coloured,
 }
 
 
