@@ -270,7 +270,10 @@ def _live(look: _Look) -> Verdict:
     notes = _notes(look)
     if probe.stop is not None:
         asked = f"{probe.stop.by or 'somebody'} asked {age(look.now - probe.stop.at)} ago"
-        return look.verdict("STOPPING", f"{asked}, {_processes(look.alive)} left{notes}")
+        late = probe.stop.now or look.now - probe.stop.at > probe.stop.grace_s
+        hung = [f"{one.name} ({one.pid})" for one in look.alive if one.state == "D"] if late else []
+        stuck = f"; state D, hung in the kernel: {', '.join(hung)}" if hung else ""
+        return look.verdict("STOPPING", f"{asked}, {_processes(look.alive)} left{stuck}{notes}")
     ended = probe.program_exit
     if ended is not None and (ended.signal or ended.code) and (summary.step_at or 0.0) <= ended.at:
         # What is left of a program that failed (a loader's orphan, say) is not the run alive.

@@ -107,20 +107,24 @@ def stopper(paths: RunPaths) -> StopperRecord | None:
 
 
 def stop_under_way(paths: RunPaths, now: float) -> StopRequest | None:
-    """The stop that somebody is carrying out, or has only just asked for; one whose stopper died is none."""
+    """The stop that somebody is carrying out, or has only just asked for, or whose KILL ends what is left once the
+    kernel lets go of it; one whose stopper died is none."""
     request, worker = stop_request(paths), stopper(paths)
     if request is None:
         return None
+    if worker is not None and worker.finished and worker.request_at >= request.at:
+        return request
     working = worker is not None and proc.same(worker.pid, worker.start_ticks) is not None
     return request if working or now - request.at < STOP_BEGINS_S else None
 
 
 def stopped(paths: RunPaths, ended_at: float) -> bool:
-    """Whether an end at that time was the doing of a stop: after its first signal, and not long after its last word."""
+    """Whether an end at that time was the doing of a stop: after its first signal, and not long after its last word,
+    unless that was that something had not ended of its KILL yet."""
     worker = stopper(paths)
     if worker is None or worker.signalled_at is None:
         return False
-    return worker.signalled_at <= ended_at <= worker.alive_at + STOP_BEGINS_S
+    return worker.signalled_at <= ended_at and (worker.finished or ended_at <= worker.alive_at + STOP_BEGINS_S)
 
 
 def _load(cls: type[T], path: str) -> T | None:

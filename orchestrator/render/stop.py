@@ -15,6 +15,7 @@ from orchestrator.render.text import colour, count, line, plain
 from orchestrator.verbs.stop import Result
 
 NEWS_S = 10.0
+WHY = {"D": ": it hangs in the kernel, over a disk, a network or a GPU that does not answer, and ends when that does"}
 
 
 class Waiting(OnScreen):
@@ -53,7 +54,7 @@ def show(console: Console, result: Result) -> None:
         left = f"{count(len(result.remaining), 'process')} {'is' if len(result.remaining) == 1 else 'are'} left"
         line(console, lead + Text(f"not stopped, {left}:"), first=0)
         for one in result.remaining:
-            line(console, f"pid {one.pid}  {one.name}  state {one.state}")
+            line(console, f"pid {one.pid}  {one.name}  state {one.state}{WHY.get(one.state, '')}")
         return
     said = "no process of it is left" if result.was_live else "it had ended before; no process of it is left"
     line(console, lead + Text(f"{said} ({verdict.why})"), first=0)

@@ -199,6 +199,14 @@ def test_a_stop_that_was_asked_for_is_stopping_until_nothing_is_left():
     assert "me asked 5 s ago, 1 process (42) left" in verdict.why
 
 
+@pytest.mark.parametrize(("asked_s", "said"), [(5, False), (61, True)])
+def test_what_a_stop_could_not_end_because_it_hangs_in_the_kernel_is_named(asked_s, said):
+    hung = dataclasses.replace(PROGRAM, state="D")
+    verdict = judge(look(STEPS, program=hung, tree=[hung], stop=StopRequest(at=NOW - asked_s, by="me", grace_s=60)))
+    assert verdict.state == "STOPPING"
+    assert (f"hung in the kernel: {hung.name} (42)" in verdict.why) == said, "to be in D for a moment is usual"
+
+
 @pytest.mark.parametrize(("silent_s", "state"), [(119, "RUNNING"), (121, "STALLED")])
 def test_silence_after_steps_is_a_stall(silent_s, state):
     steps = read(*((silent_s + n, f"step={10 - n}\n") for n in (3, 2, 1, 0)))

@@ -90,8 +90,8 @@ def the_disk_has_no_inodes_left(scene: Scene) -> Iterator[None]:
     yield
 
 
-@fault
-def the_disk_becomes_read_only(scene: Scene) -> Iterator[None]:
+def loop_disk(scene: Scene, where: str, options: str = "rw") -> Path:
+    """Mounts a real disk, of an image on a loop device, in the container; its device."""
     image = scene.lab.run / "disk.img"
     subprocess.run(["truncate", "-s", "32M", image], check=True)
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
@@ -102,11 +102,17 @@ def the_disk_becomes_read_only(scene: Scene) -> Iterator[None]:
     node = f"b {os.major(device.stat().st_rdev)} {os.minor(device.stat().st_rdev)}"
     try:
         init = scene.on_node(f"lxc-info -n {scene.vmid} -p -H").strip()
-        mount = f"rm -f /disk; mknod /disk {node}; mount -t ext4 -o errors=remount-ro /disk {WORKDIR}"
-        scene.on_node(f"nsenter --target {init} --mount sh -ec 'mkdir -p {WORKDIR}; {mount}'")
+        mount = f"rm -f /disk; mknod /disk {node}; mount -t ext4 -o {options} /disk {where}"
+        scene.on_node(f"nsenter --target {init} --mount sh -ec 'mkdir -p {where}; {mount}'")
     finally:  # it goes by itself when it is unmounted
         subprocess.run(["losetup", "--detach", device], check=False)
         image.unlink()
+    return device
+
+
+@fault
+def the_disk_becomes_read_only(scene: Scene) -> Iterator[None]:
+    device = loop_disk(scene, WORKDIR, "errors=remount-ro")
     scene.kept = False
     start(scene, STUBBORN, until="step")
     Path(f"/sys/fs/ext4/{device.name}/trigger_fs_error").write_text("the lab")
