@@ -210,7 +210,7 @@ class Node:
         done = self.on_node(argv)
         if done.returncode != 0:
             why = done.stderr.strip()
-            raise RuntimeError(f"lab: `{' '.join(argv)}` on {self.node} exited {done.returncode}: {why}")
+            raise RuntimeError(f"`{' '.join(argv)}` on {self.node} exited {done.returncode}: {why}")
 
     def set_pct_cost(self, cpu_s: float) -> None:
         """Let every `pct` call cost this much CPU time; the real one costs 0.48 s, the stand-in alone 0.05 s."""

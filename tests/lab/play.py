@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -81,11 +83,11 @@ def up(say: Say, *, chosen: list[str], hosts: Path) -> None:
         for lab in labs.values():
             lab.down()
         raise
-    first = f"specctl --inventory {hosts.name}"
     say(f"""
 {hosts.name} names them all; specctl is in .venv/bin, if make has put it there. Type:
-  {first} launch ct101 -- sh -c 'n=0; while sleep 1; do n=$((n+1)); echo step=$n tok/s=100; done'
-  {first} status
+  export SPECCTL_INVENTORY={shlex.quote(str(hosts.resolve()))}
+  specctl launch ct101 -- sh -c 'n=0; while sleep 1; do n=$((n+1)); echo step=$n tok/s=100; done'
+  specctl status
 and then pull cables, and ask again:
   ./lab freeze ct101      ./lab cut node      ./lab fill ct101      ./lab kill-tmux ct101      ./lab reboot ct101
   ./lab heal              ./lab status        ./lab down            ./lab --help""")
@@ -130,14 +132,22 @@ def show(labs: dict[str, Lab], say: Say) -> None:
             kind = lab.run / f"{vmid}.kind"
             filled = lab.on_node(["test", "-e", f"/run/lab/disk/{vmid}/{Path(FILLER).name}"]).returncode == 0
             about = kind.read_text() if kind.exists() else "hosts.lab.yaml looks for it on pve"
-            say(f"  ct{vmid}  {state(lab, vmid)}{', disk full' if filled else ''}".ljust(32) + about)
+            wrong = f", clock {clock_of(lab, vmid).read_text()}" if clock_of(lab, vmid).exists() else ""
+            say(f"  ct{vmid}  {state(lab, vmid)}{', disk full' if filled else ''}{wrong}".ljust(31) + f" {about}")
 
 
 # --- what breaks and what mends -------------------------------------------------------------------------------------
 
 
+def must_run(lab: Lab, vmid: int) -> None:
+    if (seen := state(lab, vmid)) != "running":
+        raise LabUnavailable(f"ct{vmid} is {seen}; first: ./lab {'thaw' if seen == 'frozen' else 'start'} ct{vmid}")
+
+
 def freeze(lab: Lab, vmid: int) -> str:
-    lab.freeze(vmid)
+    if state(lab, vmid) != "frozen":
+        must_run(lab, vmid)
+        lab.freeze(vmid)
     return "is frozen: its processes stand still, and nothing in it answers. Undo: ./lab thaw"
 
 
@@ -148,12 +158,14 @@ def thaw(lab: Lab, vmid: int) -> str:
 
 
 def reboot(lab: Lab, vmid: int) -> str:
+    must_run(lab, vmid)
     lab.reboot(vmid)
     return "was rebooted: its files are there, its processes are not"
 
 
 def stop(lab: Lab, vmid: int) -> str:
-    lab.stop(vmid)
+    if state(lab, vmid) != "stopped":
+        lab.stop(vmid)
     return f"is stopped. Undo: ./lab start ct{vmid}"
 
 
@@ -161,11 +173,6 @@ def start(lab: Lab, vmid: int) -> str:
     if state(lab, vmid) == "stopped":
         lab.start(vmid)
     return f"is {state(lab, vmid)}"
-
-
-def must_run(lab: Lab, vmid: int) -> None:
-    if (seen := state(lab, vmid)) != "running":
-        raise LabUnavailable(f"ct{vmid} is {seen}; first: ./lab {'thaw' if seen == 'frozen' else 'start'} ct{vmid}")
 
 
 def fill(lab: Lab, vmid: int) -> str:
@@ -184,8 +191,23 @@ def empty(lab: Lab, vmid: int) -> None:
 def kill_tmux(lab: Lab, vmid: int) -> str:
     must_run(lab, vmid)
     # the kernel's name of the server is `tmux: server`, that of a client is not
-    done = lab.inside(vmid, ["pkill", "-KILL", "-c", "-x", "tmux: server"])
-    return f"had {done.stdout.strip() or 0} tmux servers; they are dead"
+    killed = int(lab.inside(vmid, ["pkill", "-KILL", "-c", "-x", "tmux: server"]).stdout.strip() or 0)
+    return f"had {killed} tmux server{'s' * (killed > 1)}, killed now" if killed else "has no tmux server to kill"
+
+
+def clock(lab: Lab, vmid: int, offset: str) -> str:
+    must_run(lab, vmid)
+    lab.clock(vmid, offset)
+    if re.fullmatch(r"[+-]0+.", offset):
+        clock_of(lab, vmid).unlink(missing_ok=True)
+        return "has the right time again"
+    clock_of(lab, vmid).write_text(offset)
+    return f"has a wall clock that is off by {offset}, for what specctl starts there. Undo: ./lab clock ct{vmid} +0s"
+
+
+def clock_of(lab: Lab, vmid: int) -> Path:
+    """By how much somebody has set its clock wrong."""
+    return lab.run / f"{vmid}.clock"
 
 
 VERBS: dict[str, tuple[Callable[[Lab, int], str], str]] = {
@@ -220,7 +242,10 @@ def heal(labs: dict[str, Lab], say: Say) -> None:
         empty(lab, vmid)
         thaw(lab, vmid)
         start(lab, vmid)
-    say("links are up, containers run, disks have room; what was killed stays dead. Next: specctl status")
+        if clock_of(lab, vmid).exists():
+            clock(lab, vmid, "+0s")
+    say("links are up, containers run, disks have room, clocks are right; what was killed stays dead. "
+        "Next: specctl status")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -228,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
         print(text, flush=True)
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(prog="lab", description="Two Proxmox nodes with real containers, to break things.")
+    parser = argparse.ArgumentParser(prog="./lab", description="Two Proxmox nodes with real containers, to break.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     verbs.add_parser("setup", help="install what is missing (apt) and make the containers' root image")
     words = verbs.add_parser("up", help="start it, leave it running, and write hosts.lab.yaml")
@@ -240,7 +265,8 @@ def main(argv: list[str] | None = None) -> int:
         words.add_argument("container", nargs="*" if name in ALL_BY_DEFAULT else "+", help="ct101 or 101")
     words = verbs.add_parser("clock", help="let a container's wall clock be off by so much: +3600s, -2h, +0s")
     words.add_argument("container")
-    words.add_argument("offset", help="a sign, a whole number and s, m, h or d")
+    # all that follows, since argparse would take -2h for an option
+    words.add_argument("offset", nargs=argparse.REMAINDER, help="a sign, a whole number and s, m, h or d")
     words = verbs.add_parser("cut", help="cut the link to a node: pve (or just `node`), pve2")
     words.add_argument("node")
     verbs.add_parser("heal", help="undo all of it")
@@ -261,9 +287,7 @@ def main(argv: list[str] | None = None) -> int:
             heal(open_labs(), say)
         elif args.verb == "clock":
             lab, vmid = find(open_labs(), args.container)
-            must_run(lab, vmid)
-            lab.clock(vmid, args.offset)
-            say(f"ct{vmid}: its wall clock is off by {args.offset} for what specctl starts there")
+            say(f"ct{vmid} {clock(lab, vmid, ' '.join(args.offset))}")
         else:
             for lab, vmid in containers(open_labs(), args.container):
                 say(f"ct{vmid} {VERBS[args.verb][0](lab, vmid)}")

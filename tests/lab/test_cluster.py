@@ -124,7 +124,8 @@ def play(lab_ready: None, tmp_path: Path) -> Iterator[Play]:
 def test_make_lab_leaves_a_lab_whose_cables_one_can_pull_and_put_back(play: Play) -> None:
     assert "no lab is up; start it with: make lab" in play("status", code=1)
     said = play("up", "plain", "gpus", "--write", str(play.hosts))
-    assert "specctl --inventory hosts.lab.yaml launch ct101" in said and "./lab freeze ct101" in said
+    assert f"export SPECCTL_INVENTORY={play.hosts}" in said
+    assert "specctl launch ct101" in said and "./lab freeze ct101" in said
     assert "first: ./lab down" in play("up", "--write", str(play.hosts), code=1)
     specctl = Specctl(play.hosts.read_text())
     specctl.program("steps.py")
@@ -133,7 +134,8 @@ def test_make_lab_leaves_a_lab_whose_cables_one_can_pull_and_put_back(play: Play
         run_id = specctl.launch("--", "python3", "steps.py", target="ct101").json["run_id"]
         play("freeze", "ct101")
         assert "ct101  frozen" in play("status")
-        assert "ct101 is frozen; first: ./lab thaw ct101" in play("fill", "ct101", code=1)
+        for word in ("fill", "reboot"):
+            assert "ct101 is frozen; first: ./lab thaw ct101" in play(word, "ct101", code=1)
         done = specctl("status", "ct101")
         assert done.code == 3 and "container 101 is frozen" in done.out
         play("thaw")
@@ -143,7 +145,7 @@ def test_make_lab_leaves_a_lab_whose_cables_one_can_pull_and_put_back(play: Play
         play("heal")
         assert "cut" not in play("status")
         assert specctl.status(run_id)["state"] == "RUNNING"
-        assert "1 tmux servers" in play("kill-tmux", "ct101")
+        assert "1 tmux server," in play("kill-tmux", "ct101") and "no tmux server" in play("kill-tmux", "ct101")
         play("reboot", "ct101")
         assert specctl.status(run_id)["state"] == "LOST"
         play("fill", "101")
@@ -152,7 +154,13 @@ def test_make_lab_leaves_a_lab_whose_cables_one_can_pull_and_put_back(play: Play
         assert "disk full" in play("status")
         play("heal")
         assert "disk full" not in play("status")
-        assert "ct201 is stopped" in play("stop", "ct201") and "ct201 is running" in play("start")
+        assert "off by -2h" in play("clock", "ct101", "-2h") and "running, clock -2h" in play("status")
+        play("heal")
+        assert "clock" not in play("status")
+        for _ in range(2):
+            assert "ct201 is stopped" in play("stop", "ct201")
+        assert "lab: ct201 is stopped; first: ./lab start ct201" in play("freeze", "ct201", code=1)
+        assert "ct201 is running" in play("start")
         assert "there is no container ct999; there are ct101" in play("freeze", "ct999", code=1)
         assert "there is no node x; there are pve, pve2" in play("cut", "x", code=1)
         assert "there is no kind of container x" in play("up", "x", code=1)
