@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,11 +58,13 @@ def setup(*, install: bool = True) -> None:
         if missing and not install:
             raise LabUnavailable(f"missing: {', '.join(missing)}; run: ./lab setup")
         if missing:
+            print(f"installing: {' '.join(missing)}", file=sys.stderr, flush=True)
             quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             install_argv = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
             step(["apt-get", "update", "-qq"], f"cannot install {', '.join(missing)}", env=quiet)
             step(install_argv, f"cannot install {', '.join(missing)}", env=quiet)
         if not (CACHE / IMAGE).is_dir():
+            print(f"making the containers' root image, once: {CACHE / IMAGE}", file=sys.stderr, flush=True)
             aside = CACHE / f"{IMAGE}.tmp"
             shutil.rmtree(aside, ignore_errors=True)
             step(["mmdebstrap", "--quiet", *RECIPE[:-1], SUITE, str(aside)], "cannot make the containers' root image")

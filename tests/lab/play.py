@@ -213,7 +213,7 @@ def clock_of(lab: Lab, vmid: int) -> Path:
 VERBS: dict[str, tuple[Callable[[Lab, int], str], str]] = {
     "freeze": (freeze, "let everything in a container stand still"),
     "thaw": (thaw, "let it go on (all, if none is named)"),
-    "reboot": (reboot, "pct reboot"),
+    "reboot": (reboot, "pct reboot; a process 1 that ignores it, as of no_init, takes it a minute"),
     "stop": (stop, "pct stop"),
     "start": (start, "pct start (all that are stopped, if none is named)"),
     "fill": (fill, "fill the disk of its workdir to the last byte"),
