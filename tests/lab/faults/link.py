@@ -281,6 +281,23 @@ def sshd_is_frozen_in_the_middle_of_a_verb(scene: Scene) -> Iterator[None]:
 
 
 @fault
+def the_link_is_cut_in_the_middle_of_a_verb(scene: Scene) -> Iterator[None]:
+    """As by a pulled cable: nothing arrives, nobody says goodbye; it is put back once all but the follower have given
+    up."""
+    with in_the_middle(scene) as middle:
+        scene.lab.cut()
+        try:
+            middle.go_on()
+            said = {verb: middle.asked(verb) for verb in ("status", "logs", "launch", "push", "pull", "attach", "stop")}
+        finally:
+            scene.lab.mend()
+        scene.asking = lambda verb: said.get(verb) or middle.asked(verb)
+        yield
+        until_nobody_is_left(scene)
+        transfers_go_on(scene)
+
+
+@fault
 def ctrl_c_in_the_middle_of_a_verb(scene: Scene) -> Iterator[None]:
     with in_the_middle(scene, attach_shows=False) as middle:
         middle.attached.type("\x03")
