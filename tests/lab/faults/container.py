@@ -104,8 +104,10 @@ def a_backup_has_stopped_and_locked_the_container(scene: Scene) -> Iterator[None
 def another_pct_command_holds_its_configuration(scene: Scene) -> Iterator[None]:
     scene.start()
     lock = f"/run/lock/lxc/pve-config-{scene.vmid}.lock"
-    scene.on_node(f"setsid flock {lock} sleep 600 >/dev/null 2>&1 & echo $! >/run/lab/holder; sleep 0.2")
+    scene.on_node(f"setsid flock {lock} sleep 600 >/dev/null 2>&1 & echo $! >/run/lab/holder")
+    scene.on_node(f"while flock --nonblock {lock} true; do sleep 0.05; done")
     yield
+    scene.on_node(f"! flock --nonblock {lock} true")  # all the while
     scene.on_node("kill -- -$(cat /run/lab/holder) 2>/dev/null || kill $(cat /run/lab/holder)")
 
 
