@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 
-from tests.lab.matrix import WORKDIR, Scene, fault
+from tests.lab.matrix import WORKDIR, Scene, fault, flat
 
 PCT = "/usr/local/sbin/pct"
 REAL_PCT = "/run/lab/run/sbin/pct"
@@ -41,6 +41,10 @@ def the_container_was_rebooted(scene: Scene) -> Iterator[None]:
 def the_container_is_frozen(scene: Scene) -> Iterator[None]:
     scene.start()
     scene.lab.freeze(scene.vmid)
+    for words in (["show", scene.run_id], ["ls"], ["targets"], ["prune"], scene.words("push"), scene.words("pull")):
+        done = scene.specctl(*words)
+        said = flat(done.out + done.err)
+        assert done.code == 3 and "container 101 is frozen" in said and ("thaw it" in said or words == ["ls"]), done
     yield
     scene.lab.thaw(scene.vmid)
 
