@@ -53,7 +53,7 @@ def faults_here() -> Iterator[object]:
         yield pytest.param(name, marks=[pytest.mark.real_lab(why) for why in needs])
 
 
-@pytest.mark.parametrize("name", faults_here())
+@pytest.mark.parametrize("name", list(faults_here()))
 def test_under_a_fault_every_verb_says_what_the_page_says_and_nothing_is_lost(name: str, scene: Scene) -> None:
     row = ROWS[name]
     making = FAULTS[name](scene)
