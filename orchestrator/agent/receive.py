@@ -23,7 +23,7 @@ from orchestrator.agent.tree import PART, Entry, at, decoded, encoded, entry, pa
 NEWS_S = 0.5
 IDLE_S = 600
 """So long nothing may come before the laptop is taken for gone."""
-OURS = ("agents", "bundles", "envs", "wheels", "pushes", "pycache", "prune.lock")
+OURS = ("agents", "bundles", "envs", "wheels", "pushes", "pycache", "compile-cache", "prune.lock")
 
 
 def run(call: Call) -> None:
