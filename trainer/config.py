@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 import typedyaml
 from trainer import inputs
-from typedyaml import Float, Int, Model, ProblemAt, Str
+from typedyaml import Abbreviated, Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]
 Index = Annotated[Int, Field(ge=0)]
@@ -33,7 +33,7 @@ class ConfigError(Exception):
     """One line for a person: what is wrong, where, and what to do. The process ends with exit code 2."""
 
 
-class Devices(Model):
+class Devices(Abbreviated):
     shorthands: ClassVar[dict[str, Any]] = {"auto": {"target": ["auto"], "drafter": ["auto"]}}
 
     target: Annotated[list[Device], Field(min_length=1)]

@@ -5,6 +5,6 @@ through `load`; this package imports neither. A schema is a `Model` whose fields
 """
 
 from typedyaml.loader import TypedYamlError, load, loads
-from typedyaml.schema import Bool, Float, Int, Model, ProblemAt, Str
+from typedyaml.schema import Abbreviated, Bool, Float, Int, Model, ProblemAt, Str
 
-__all__ = ["Bool", "Float", "Int", "Model", "ProblemAt", "Str", "TypedYamlError", "load", "loads"]
+__all__ = ["Abbreviated", "Bool", "Float", "Int", "Model", "ProblemAt", "Str", "TypedYamlError", "load", "loads"]

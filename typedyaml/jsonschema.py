@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from typedyaml import schema as typed
-from typedyaml.schema import Model
+from typedyaml.schema import Abbreviated, Model
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 FLOAT = r"^[+-]?([1-9][0-9]*(\.[0-9]*)?|0(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?$"
@@ -84,7 +84,9 @@ class _Maker:
                 self.definitions[hint.__name__] = {}  # before it is made: it may hold itself
                 self.definitions[hint.__name__] = self.of_model(hint)
             written_out = {"$ref": f"#/$defs/{hint.__name__}"}
-            return {"anyOf": [{"enum": list(hint.shorthands)}, written_out]} if hint.shorthands else written_out
+            if issubclass(hint, Abbreviated):
+                return {"anyOf": [{"enum": list(hint.shorthands)}, written_out]}
+            return written_out
         flat = [item for one in metadata for item in (one.metadata if isinstance(one, FieldInfo) else [one])]
         return {**self._shape(hint, origin, arms, flat), **_bounds(flat)}
 

@@ -29,8 +29,14 @@ class Model(BaseModel):
     """A mapping with known keys only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Abbreviated(Model):
+    """A mapping that one of a few texts may stand for. What is in it has no tuples: a validator that comes first makes
+    pydantic take it for Python's own lists, which are none."""
+
     shorthands: ClassVar[dict[str, Any]] = {}
-    """Texts that may stand for a whole mapping."""
+    """Text -> the mapping it stands for."""
 
     @model_validator(mode="before")
     @classmethod
