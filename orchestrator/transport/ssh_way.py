@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import paramiko
 
@@ -105,7 +105,7 @@ def through_command(options: SshOptions) -> Way:
         # A session of its own: no terminal to ask on, and Ctrl-C is specctl's to hear.
         process = subprocess.Popen(
             [shell, "-c", f"exec {options.proxy_command}"], stdin=theirs.fileno(), stdout=theirs.fileno(),
-            stderr=subprocess.PIPE, start_new_session=True,
+            stderr=subprocess.PIPE, start_new_session=True, env=_below_a_shell(os.environ),
         )  # fmt: skip
     heard = Tail(PROXY_STDERR_BYTES)
     listener = threading.Thread(target=_listen, args=(process, heard), daemon=True)
@@ -127,6 +127,13 @@ def through_command(options: SshOptions) -> Way:
         socket=ours, leads=f"ProxyCommand {options.proxy_command}", abandon=lambda: _end(process, signal.SIGTERM),
         over=over, said=said,
     )  # fmt: skip
+
+
+def _below_a_shell(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a bash whose stdin is a socket: outermost, as under cron, it takes that for a login from afar and reads the
+    user's start-up file, which may print, ask or wait."""
+    level = environ.get("SHLVL", "")
+    return {**environ, "SHLVL": level if level.isdigit() and int(level) else "1"}
 
 
 def _listen(process: subprocess.Popen[bytes], heard: Tail) -> None:

@@ -254,6 +254,18 @@ def test_a_proxy_command_is_the_way_and_ends_with_the_connection(lab: Lab, tmp_p
     poll_until(lambda: not processes(mark), what="the end of the proxy command")
 
 
+def test_a_proxy_command_reads_no_start_up_file_of_the_shell_even_where_nothing_is_below_it(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".bashrc").write_text("echo from the start-up file; touch ~/was-read\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    monkeypatch.delenv("SHLVL", raising=False)  # as under cron
+    lab.configure(t=relay(tmp_path))
+    assert lab.run()
+    assert not (tmp_path / "was-read").exists()
+
+
 def test_a_proxy_command_that_is_ssh_itself_is_the_way_through_its_host(lab: Lab) -> None:
     lab.configure(t=f"ProxyCommand ssh -F {lab.config} -W %h:%p a")
     before = lab.logins()
