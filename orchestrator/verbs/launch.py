@@ -41,7 +41,7 @@ WATCH_S = 600.0
 LOGOUT_S, LOGOUT_SIGNALS = 5.0, (1, 9, 15)
 """How long after the login that started it has ended a death may still be put down to that."""
 PREPARE_S = 3600.0
-PUT_S = 60.0
+PUT_S = 40.0
 WHEELS_S = 6 * 3600.0
 TAIL_LINES = 15
 LOGGED_OUT = (
