@@ -233,7 +233,6 @@ def test_the_observer_sees_from_outside_what_begins_forks_writes_and_dies(lab_re
 # --- the bounded part -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [11, 12, 13, 14])
 def test_a_short_chaos_has_no_false_word(lab_ready: None, seed: int) -> None:
     ledger = run(seed=seed, launches=4, lanes=1)

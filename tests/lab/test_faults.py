@@ -45,7 +45,6 @@ def test_a_cell_is_an_exit_code_and_words_in_their_order() -> None:
     assert cell == Cell(code=3, words=("UNREACHABLE", "frozen"))
 
 
-@pytest.mark.timeout(600)  # one of them kills twenty launches
 def faults_here() -> Iterator[object]:
     """All of them; those that a user's lab cannot have are marked with what they need."""
     for name in sorted(FAULTS):
