@@ -27,7 +27,7 @@ VERBS = ("status", "logs", "logs_f", "push", "pull", "attach", "launch", "stop")
 EVERY = "every_verb"
 """A column for all of them that have none of their own."""
 NOT_ASKED = "–"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """No verb takes longer, whatever is broken; no figure of speed, but a bound on being stuck."""
 
 
