@@ -54,6 +54,11 @@ class Devices(Abbreviated):
         """Those that the machine has to have."""
         return [name for name in (*self.target, *self.drafter) if name != "auto"]
 
+    def absent(self, gpus: int) -> list[str]:
+        """Those that a machine of so many GPUs does not have, each once."""
+        names = dict.fromkeys(self.named())
+        return [name for name in names if name != "cpu" and int(name.removeprefix("cuda:")) >= gpus]
+
     def on(self, gpus: int, *, batch_size: int) -> Devices:
         """With `auto` filled in for a machine of so many GPUs."""
         every = [f"cuda:{index}" for index in range(gpus)] or ["cpu"]

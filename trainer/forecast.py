@@ -21,7 +21,7 @@ from trainer.config import Config, ConfigError, expand_path
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import plain
 from trainer.loss import block_loss, chunks
-from trainer.target import arithmetic_dtype, shape_for
+from trainer.target import arithmetic_dtype, drafter_dtype, shape_for
 
 GIB = 1 << 30
 
@@ -145,8 +145,7 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
         weights = sum(parameter.numel() for parameter in Drafter(shape).parameters())
     for name in config.devices.drafter:
         device, here = torch.device(name), found.setdefault(name, Memory())
-        auto_on_cpu = config.drafter.dtype == "auto" and device.type == "cpu"
-        dtype = torch.float32 if auto_on_cpu else arithmetic_dtype(config.drafter.dtype, device)
+        dtype = drafter_dtype(config.drafter.dtype, device)
         if name not in ends_there and targets.get(name) != dtype:
             tied = getattr(text, "tie_word_embeddings", False)
             here.frozen_ends += (1 if tied else 2) * text.vocab_size * text.hidden_size * dtype.itemsize
@@ -168,7 +167,8 @@ def forecast(config: Config) -> str:
     """The whole answer, as a text. Raises `ConfigError` for a target whose sizes cannot be told."""
     from transformers import AutoConfig
 
-    devices = config.devices.on(torch.cuda.device_count(), batch_size=config.batch_size)
+    gpus = torch.cuda.device_count()
+    devices = config.devices.on(gpus, batch_size=config.batch_size)
     config = config.model_copy(update={"devices": devices})
     path = expand_path(config.target.path, key="target.path")
     try:
@@ -181,10 +181,8 @@ def forecast(config: Config) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"target.path: cannot read the sizes of {path}: {' '.join(str(error).split())}") from error
     shape = shape_for(model, config.drafter, captured=len(layer_ids))
-    here = torch.cuda.device_count()
-    absent = [name for name in dict.fromkeys(devices.named()) if name != "cpu" and int(name[5:]) >= here]
     lines = [f"target threads: {', '.join(devices.target)}; drafters: {', '.join(devices.drafter)}"]
-    if absent:
+    if absent := devices.absent(gpus):
         lines.append(f"not on this machine: {', '.join(absent)} (planned all the same)")
     compiled = [form for name in dict.fromkeys(devices.drafter) for form in forms(config, torch.device(name))]
     lines += ["", f"compiled before the first step, and nothing after it ({len(compiled)} functions of one form each):"]

@@ -23,7 +23,7 @@ from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
 from trainer.metrics import Reporter
 from trainer.replica import Replica
-from trainer.target import Target, arithmetic_dtype
+from trainer.target import Target, drafter_dtype
 
 BAD_ROWS_NAMED = 10
 BAD_ROWS_RECORDED = 100
@@ -32,9 +32,8 @@ BAD_ROWS_RECORDED = 100
 def on_this_machine(config: Config, reporter: Reporter) -> Config:
     """`config` with the devices that this machine has. Raises `ConfigError` for one that it does not have."""
     gpus = torch.cuda.device_count()
-    for name in config.devices.named():
-        if name != "cpu" and int(name.removeprefix("cuda:")) >= gpus:
-            raise ConfigError(f"devices: {name} is not here; torch sees {gpus} CUDA devices")
+    if absent := config.devices.absent(gpus):
+        raise ConfigError(f"devices: {absent[0]} is not here; torch sees {gpus} CUDA devices")
     devices = config.devices.on(gpus, batch_size=config.batch_size)
     if devices != config.devices:
         reporter.say(f"devices: auto is target {', '.join(devices.target)}; drafter {', '.join(devices.drafter)}")
@@ -63,9 +62,7 @@ def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape
     members = {}
     for rank, device in enumerate(map(torch.device, config.devices.drafter)):
         if device not in ends:
-            # On a CPU "auto" is float32: the drafter's products are small, and its losses then compare across machines.
-            auto_on_cpu = config.drafter.dtype == "auto" and device.type == "cpu"
-            dtype = torch.float32 if auto_on_cpu else arithmetic_dtype(config.drafter.dtype, device)
+            dtype = drafter_dtype(config.drafter.dtype, device)
             ends[device] = there.get(device, targets[0]).ends.to(device, dtype)
         members[rank] = Replica(
             shape, ends[device], kernels_for(device, compile_on_cpu=config.compile_on_cpu), config, device,

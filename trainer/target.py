@@ -141,6 +141,14 @@ def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if name == "float32" else torch.bfloat16
 
 
+def drafter_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The same for a drafter. On a CPU "auto" is float32: its products are small, and its losses then compare across
+    machines."""
+    if name == "auto" and device.type == "cpu":
+        return torch.float32
+    return arithmetic_dtype(name, device)
+
+
 def drafter_shape(target: Target, config: DrafterConfig) -> DrafterShape:
     """Sizes as configured, and the target's own where they are left out. Raises `ConfigError` if they do not fit."""
     vocabulary = target.ends.embedding_VH.shape[0]
