@@ -166,6 +166,10 @@ class Scene:
     def run_dir(self) -> str:
         return f"{WORKDIR}/runs/{self.run_id}"
 
+    def let_go(self) -> None:
+        """Makes the file `go`, for which the run's program waits."""
+        self.inside(f"touch {self.run_dir()}/code/go")
+
     def pid(self) -> int:
         """The program's pid in the container, from the environment that only the run's processes carry."""
         return self.pids()[0]

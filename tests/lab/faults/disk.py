@@ -75,7 +75,7 @@ def a_checkpoint_found_no_room(scene: Scene) -> Iterator[None]:
           "        os.makedirs(folder)\n"
           "        with open(folder + '/model.bin', 'wb', buffering=0) as file:\n"
           "            while True: file.write(bytes(1 << 20))\n", until="step")  # fmt: skip
-    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.let_go()
     scene.until_state("FAILED")
     yield
 

@@ -57,7 +57,7 @@ def the_trainer_crashed_sigsegv(scene: Scene) -> Iterator[None]:
           "    for n in range(1, 6): step(n)\n"
           "    while not os.path.exists('go'): time.sleep(0.02)\n"
           "    faulthandler._sigsegv()\n", until="step")  # fmt: skip
-    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.let_go()
     scene.until_state("KILLED")
     yield
 
@@ -69,7 +69,7 @@ def the_container_had_no_memory_left(scene: Scene) -> Iterator[None]:
           "    step(n)\n"
           "    if os.path.exists('go'): hoard.append(os.urandom(8 << 20))\n", until="step")  # fmt: skip
     with memory_limit(scene, mib=160):
-        scene.inside(f"touch {scene.run_dir()}/code/go")
+        scene.let_go()
         scene.until_state("KILLED")
         yield
 
@@ -100,7 +100,7 @@ def memory_limit(scene: Scene, *, mib: int) -> Iterator[None]:
 @fault
 def the_program_ended_well(scene: Scene) -> Iterator[None]:
     start(scene, "for n in range(1, 200):\n    step(n)\n    if os.path.exists('go'): break\n", until="step")
-    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.let_go()
     scene.until_state("SUCCEEDED")
     yield
 
@@ -111,7 +111,7 @@ def the_program_exited_3_behind_a_pipe_to_tee(scene: Scene) -> Iterator[None]:
         pytest.skip("a kernel before 6.15 does not tell how the program ended; test_health has what is said then")
     start(scene, "for n in range(1, 2000):\n    step(n)\n    if os.path.exists('go'): print('saved'); sys.exit(3)\n",
           until="step", shell="python3 fault.py | tee train.log")  # fmt: skip
-    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.let_go()
     poll_until(lambda: not scene.pids(), what="the end")
     scene.until_state("FAILED", "SUCCEEDED")
     yield
@@ -127,7 +127,7 @@ def a_worker_thread_dies_while_others_go_on(scene: Scene) -> Iterator[None]:
           "        time.sleep(0.05)\n"
           "for name in ('drafter-0', 'drafter-1'): threading.Thread(target=work, args=(name,), name=name).start()\n",
           until="step")  # fmt: skip
-    scene.inside(f"touch {scene.run_dir()}/code/go")
+    scene.let_go()
     scene.until_state("DEGRADED")
     yield
 
