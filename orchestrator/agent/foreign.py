@@ -68,7 +68,7 @@ class Snapshot:
             found = os.stat(path)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                self.absent.add(path)
+                self.absent |= {path, os.path.realpath(path)}
             return
         except ValueError:
             return
@@ -201,7 +201,8 @@ def grown(paths: Iterable[str], before: Snapshot, known: set[Key]) -> list[str]:
 
 
 def describe(path: str, before: Snapshot, since: float) -> ForeignLog | None:
-    """The log at `path`, and where this run's bytes begin: by evidence, never by how it was opened.
+    """The log at `path`, and where this run's bytes begin: by evidence, never by how it was opened. It goes by one name
+    whichever way it was found: the one that links lead to, as an open file of a process has.
 
     Old bytes that are no longer where they were have been overwritten; else this run's come after them. Of a file that
     nobody noted beforehand all that is there already is taken to be old, unless it is younger than the run.
@@ -220,7 +221,7 @@ def describe(path: str, before: Snapshot, since: float) -> ForeignLog | None:
     else:
         exact = size == 0
     return ForeignLog(
-        path=path, base=0 if truncated else size, before=size, truncated=truncated, exact=exact,
+        path=os.path.realpath(path), base=0 if truncated else size, before=size, truncated=truncated, exact=exact,
         device=found.st_dev, inode=found.st_ino, size=found.st_size, modified_at=found.st_mtime,
     )  # fmt: skip
 

@@ -109,14 +109,14 @@ class LogWatch:
         events: list[Event] = []
         try:
             for follower in self.followers[1:]:
-                if follower.path == path and follower.key not in writing and not follower.shared:
+                if follower.path == log.path and follower.key not in writing and not follower.shared:
                     return follower.rotate(log, now)
             if len(self.followers) > FOLLOWED_LIMIT:
                 idle = next((one for one in self.followers[1:] if one.key not in writing), None)
                 if idle is None:
                     return []
                 events = self._close(idle, now)
-            self.followers.append(Follower(path, foreign=log, patterns=self.patterns))
+            self.followers.append(Follower(log.path, foreign=log, patterns=self.patterns))
             self.changed = True
         except OSError:
             return events

@@ -374,7 +374,8 @@ while True:
 def specctl(lab: Lab) -> Iterator[Specctl]:
     driver = Specctl(SPECCTL_SSH_CONFIG=str(lab.ssh_config))
     yield driver
-    end = "kill -9 $(grep -al SPECCTL_RUN_ID= /proc/[0-9]*/environ | cut -d/ -f3) $(pgrep tmux); rm -rf /data"
+    end = "kill -9 $(grep -al SPECCTL_RUN_ID= /proc/[0-9]*/environ | cut -d/ -f3) $(pgrep tmux)"
+    end += "; rm -rf /data /tmp/specctl-agents-* /dev/shm/specctl-agents-*"
     for vmid in (101, 102):
         lab.inside(vmid, ["sh", "-c", end])
     driver.close()

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -330,7 +331,9 @@ while True:
     time.sleep(0.1)
 """
 PLAIN = 'it\'s "$HOME" `id` $(id)\nline two\ttab ä漢 \\ %s'
-SECRET = os.fsdecode(b"hunter2 \xffline one\nhunter2 line two $HOME 'x'")
+HUNTER = f"hunter2-{secrets.token_hex(4)}"
+"""No other test of this machine has the same in its processes' environments."""
+SECRET = os.fsdecode(b"%b \xffline one\n%b line two $HOME 'x'" % ((HUNTER.encode(),) * 2))
 
 
 def holders(word: bytes, *roots: Path) -> list[Path]:
@@ -376,7 +379,7 @@ def test_words_and_values_arrive_byte_for_byte_and_a_secret_is_nowhere_but_in_it
     secret = os.fsencode(SECRET)
     assert told == [[os.fsencode(word).hex() for word in HOSTILE], PLAIN.encode().hex(), len(secret), secret[:1].hex()]
 
-    assert [line for _, line in command_lines_and_environments(b"hunter2") if b"show.py" not in line] == []
+    assert [line for _, line in command_lines_and_environments(HUNTER.encode()) if b"show.py" not in line] == []
     assert not holders(b"hunter2", specctl.workdir, specctl.home / "state", specctl.project)
     socket = next(specctl.workdir.glob("tmux-*"))
     shown = subprocess.run(["tmux", "-S", socket, "show-environment", "-g"], capture_output=True, check=True).stdout

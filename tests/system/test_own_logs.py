@@ -180,6 +180,18 @@ def test_a_log_that_is_opened_for_each_line_is_found(specctl: Specctl) -> None:
     assert specctl("logs", done.json["run_id"]).out.startswith("step=1 ")
 
 
+def test_a_log_goes_by_one_name_however_it_was_found(specctl: Specctl) -> None:
+    (real := specctl.home / "real").mkdir()
+    (specctl.home / "linked").symlink_to(real)
+    log = specctl.home / "linked" / "train.log"
+    # For each line: no process has it open when anybody looks, and it is found by the name in the script alone.
+    program = f"i=0; while sleep 0.05; do i=$((i+1)); echo step $i >> {log}; done"
+    run = specctl.launch("--", "sh", "-c", program).json["run_id"]
+    found = poll_until(lambda: specctl.status(run)["foreign_logs"])
+    assert [one["path"] for one in found] == [str(real / "train.log")] and found[0]["base"] == 0
+    steps_on(specctl, run, 5)
+
+
 def test_a_neighbours_log_that_is_opened_for_each_line_is_not_this_runs(specctl: Specctl) -> None:
     log = specctl.home / "train.log"
     script = f"while :; do i=$((i+1)); echo step=$i loss=1 tok/s=4 >> {log}; sleep .05; done"
