@@ -62,7 +62,7 @@ def start(device: torch.device, *, planned: bool, threads: int, steps: int) -> t
         settle()
         with members[0].stream():
             members[0].loss_and_gradients(batches[0])
-        return kernels.compiled
+        return kernels.of(batches[0].shape).compiled
 
     if planned:
         units = compile_plan.plan([device], rows=1, context_length=LENGTH, anchors=SIZES["anchors"],

@@ -26,9 +26,9 @@ import torch
 from trainer import compile_plan
 from trainer.blocks import generator_for, lay_out, pick_anchors
 from trainer.config import Config
-from trainer.data import Cursor
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
+from trainer.order import Cursor
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas
 
@@ -134,12 +134,12 @@ def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: 
         members[rank].step([batches[rank]], lr=1e-5, average=average, hashed=False)
 
     def warm(_unit: compile_plan.Unit) -> dict[str, Any]:
-        compile_plan.settle_thread(device, cpu_threads=1, compiles=bool(kernels.compiled))
+        compile_plan.settle_thread(device, cpu_threads=1, compiles=kernels.compiles)
         with members[0].stream():
             members[0].loss_and_gradients(batches[0])
-        return kernels.compiled
+        return kernels.of(batches[0].shape).compiled
 
-    units = compile_plan.plan([device] if kernels.compiled else [], rows=1, context_length=length,
+    units = compile_plan.plan([device] if kernels.compiles else [], rows=1, context_length=length,
                               anchors=sizes["anchors"], block_size=sizes["block_size"])  # fmt: skip
     started = time.monotonic()
     compile_plan.warm_up(units, warm, say=lambda _: None)
@@ -150,7 +150,7 @@ def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: 
     core: list[float] = []
 
     def work(rank: int) -> None:
-        compile_plan.settle_thread(device, cpu_threads=1, compiles=bool(kernels.compiled))
+        compile_plan.settle_thread(device, cpu_threads=1, compiles=kernels.compiles)
         with members[rank].stream():
             marks = []
             for number in range(WARM + steps):

@@ -3,7 +3,9 @@
 The target thread draws anchors and lays the blocks out on the CPU; `attention.py` turns `visibility` into a mask. A
 block of B slots starts at its anchor: slot 0 is the real token there, slots 1..B-1 are the mask token and predict the
 tokens at anchor+1..anchor+B-1. A block sees context strictly before its anchor, and itself; because at decoding time
-the anchor has no target feature yet. Shapes: B_ rows, S sequence, N anchors, K slots of a block, T = N*K.
+the anchor has no target feature yet. A row may hold several documents, one behind the other: positions count from a
+document's start, and a block neither sees nor predicts anything outside its own. Shapes: B_ rows, S sequence, N
+anchors, K slots of a block, T = N*K.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ class Blocks:
     """Sorted within a row, valid ones first."""
     valid_BN: Tensor
     """False where a row had too few places for an anchor; such a block trains nothing."""
+    starts_BN: Tensor
+    """Where in the row the anchor's document begins."""
+    positions_BS: Tensor
+    """Of the context."""
     tokens_BT: Tensor
     positions_BT: Tensor
+    """Of the slots."""
     labels_BNk: Tensor
     """Of slots 1..K-1; slot 0 is not supervised."""
     weights_BNk: Tensor
@@ -62,10 +69,14 @@ def generator_for(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
-def pick_anchors(loss_mask_S: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` anchors of one row and their validity: positions that are trained on and so is the next one, drawn
-    without replacement, sorted. What is missing is padded with position 0 and validity False, behind the others."""
+def pick_anchors(loss_mask_S: Tensor, count: int, generator: torch.Generator, *, starts_S: Tensor | None = None
+                 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`count` anchors of one row and their validity: positions that are trained on and so is the next one of the same
+    document, drawn without replacement, sorted. What is missing is padded with position 0 and validity False, behind
+    the others. `starts_S` as in `lay_out`."""
     eligible = loss_mask_S[:-1] & loss_mask_S[1:]
+    if starts_S is not None:
+        eligible &= starts_S[:-1] == starts_S[1:]
     keys = torch.rand(eligible.shape, generator=generator).masked_fill(~eligible, -1.0)
     drawn, positions = keys.topk(count)
     length = loss_mask_S.shape[0]
@@ -75,10 +86,13 @@ def pick_anchors(loss_mask_S: Tensor, count: int, generator: torch.Generator) ->
 
 
 def lay_out(ids_BS: Tensor, loss_mask_BS: Tensor, anchors_BN: Tensor, valid_BN: Tensor, *, block_size: int,
-            mask_token_id: int, gamma: float) -> Blocks:  # fmt: skip
+            mask_token_id: int, gamma: float, starts_BS: Tensor | None = None) -> Blocks:  # fmt: skip
     """The blocks at `anchors_BN`. Slot k weighs exp(-(k-1)/gamma); a slot past the trained stretch that its anchor
-    stands in weighs nothing, since nothing behind a gap can be drafted from before it."""
+    stands in weighs nothing, since nothing behind a gap can be drafted from before it, and the end of a document is
+    one. `starts_BS` is where in the row each token's document begins; left out, a row is one document."""
     rows, length = ids_BS.shape
+    starts_BS = torch.zeros_like(ids_BS) if starts_BS is None else starts_BS.long()
+    starts_BN = starts_BS.gather(1, anchors_BN)
     where_BNK = anchors_BN[:, :, None] + torch.arange(block_size)
     inside_BNK = where_BNK.clamp(max=length - 1).view(rows, -1)
 
@@ -86,13 +100,16 @@ def lay_out(ids_BS: Tensor, loss_mask_BS: Tensor, anchors_BN: Tensor, valid_BN: 
     tokens_BNK[:, :, 0] = torch.where(valid_BN, ids_BS.gather(1, anchors_BN), mask_token_id)
 
     trained_BNK = loss_mask_BS.gather(1, inside_BNK).view(where_BNK.shape) & (where_BNK < length)
+    trained_BNK &= starts_BS.gather(1, inside_BNK).view(where_BNK.shape) == starts_BN[:, :, None]
     unbroken_BNk = trained_BNK[:, :, 1:].int().cumprod(dim=2).bool()
     decay_k = torch.exp(-torch.arange(block_size - 1) / gamma)
     return Blocks(
         anchors_BN=anchors_BN,
         valid_BN=valid_BN,
+        starts_BN=starts_BN,
+        positions_BS=torch.arange(length) - starts_BS,
         tokens_BT=tokens_BNK.view(rows, -1),
-        positions_BT=where_BNK.view(rows, -1),
+        positions_BT=(where_BNK - starts_BN[:, :, None]).view(rows, -1),
         labels_BNk=ids_BS.gather(1, inside_BNK).view(where_BNK.shape)[:, :, 1:].contiguous(),
         weights_BNk=(unbroken_BNk & valid_BN[:, :, None]) * decay_k,
     )
@@ -101,14 +118,16 @@ def lay_out(ids_BS: Tensor, loss_mask_BS: Tensor, anchors_BN: Tensor, valid_BN: 
 def visibility(blocks: Blocks, context_length: int) -> MaskFunction:
     """The mask as a function of (row, head, query, key), for single indices and for tensors of them that broadcast.
 
-    Keys 0..S-1 are the context, then come the T slots themselves. Context is seen by position alone; a padding block
-    sees only itself, which keeps every softmax row filled.
+    Keys 0..S-1 are the context, then come the T slots themselves. Context is seen by its place alone, from the start of
+    the anchor's document up to the anchor; a padding block sees only itself, which keeps every softmax row filled.
     """
-    anchors_BN, valid_BN, size = blocks.anchors_BN, blocks.valid_BN, blocks.block_size
+    anchors_BN, starts_BN, valid_BN = blocks.anchors_BN, blocks.starts_BN, blocks.valid_BN
+    size = blocks.block_size
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         block = query // size
-        context = (key < context_length) & (key < anchors_BN[row, block]) & valid_BN[row, block]
+        before = (key >= starts_BN[row, block]) & (key < anchors_BN[row, block])
+        context = (key < context_length) & before & valid_BN[row, block]
         own = (key >= context_length) & ((key - context_length) // size == block)
         return context | own
 

@@ -1,10 +1,10 @@
 """What compiles, when, and that nothing compiles later.
 
-Each (device, shape) that training will meet is one unit. `warm_up` runs forward *and* backward of every unit, one
-after the other, on the main thread before a worker exists, and then forbids compiling, in two ways that see different
-things: torch's stance refuses a call that no compiled code fits, and names the guard; the `Watch` refuses every start
-of the compiler, the lazy one of a backward in an autograd thread too. So no thread can ever trace while another calls a
-compiled kernel, which is what kills drafters elsewhere (docs/compile-race.md).
+Each (device, shape) that training will meet is one unit: a bucket of the data on a device. `warm_up` runs forward *and*
+backward of every unit, one after the other, on the main thread before a worker exists, and then forbids compiling, in
+two ways that see different things: torch's stance refuses a call that no compiled code fits, and names the guard; the
+`Watch` refuses every start of the compiler, the lazy one of a backward in an autograd thread too. So no thread can ever
+trace while another calls a compiled kernel, which is what kills drafters elsewhere (docs/compile-race.md).
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class Unit:
     anchors: int
     block_size: int
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of its micro-batches; see `kernels.Shape`."""
+        return self.rows, self.context_length, self.anchors
+
     def __str__(self) -> str:
         return f"device={self.device} shape={self.rows}x{self.context_length}+{self.anchors}x{self.block_size}"
 
@@ -48,8 +53,8 @@ class Unit:
 def plan(
     devices: Sequence[torch.device], *, rows: int, context_length: int, anchors: int, block_size: int
 ) -> list[Unit]:
-    """One unit per distinct device among `devices`, those on which something compiles: all micro-batches of a run have
-    one shape."""
+    """One unit per distinct device among `devices`, those on which something compiles, for micro-batches of one
+    shape."""
     return [
         Unit(device=name, rows=rows, context_length=context_length, anchors=anchors, block_size=block_size)
         for name in dict.fromkeys(str(device) for device in devices)
@@ -74,6 +79,11 @@ class Watch:
     def seal(self) -> None:
         torch.compiler.set_stance("fail_on_recompile")
         self.sealed = True
+
+    def refuse_if_sealed(self, what: str) -> None:
+        """Raises `LateCompile` for `what`, which would have to be compiled, after the warm-up."""
+        if self.sealed:
+            raise LateCompile(f"{threading.current_thread().name}: {what} is not in the compile plan")
 
     def _starting(self, what: Any = None) -> None:
         self.compiles += 1

@@ -6,6 +6,7 @@ the working directory. Sizes that are left out are taken from the target model.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ Index = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 Momentum = Annotated[Float, Field(ge=0, lt=1)]
+Length = Annotated[Int, Field(ge=8)]
 Device = Annotated[Str, Field(pattern=r"^(auto|cpu|cuda:[0-9]+)$")]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -90,7 +92,26 @@ class DataConfig(Model):
     kind: Literal["conversations", "text", "python-docs"]
     """conversations: JSONL of {"messages": ...} or ShareGPT; text: plain files; python-docs: needs no file at all."""
     paths: list[Str] = Field(default_factory=list)
-    sequence_length: Annotated[Int, Field(ge=8)]
+    sequence_length: Length
+    """Of a row at most; what is longer is cut."""
+    buckets: Annotated[list[Length], Field(min_length=1)] | None = None
+    """Lengths to which rows are padded, rising to `sequence_length`: each row to the shortest one that it fits, and all
+    rows of a step to the same. Every bucket is compiled for itself. Left out: all rows to `sequence_length`."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the buckets, rising."""
+        return self.buckets or [self.sequence_length]
+
+    @model_validator(mode="after")
+    def _buckets_rise_to_the_end(self) -> DataConfig:
+        if any(one >= other for one, other in itertools.pairwise(self.lengths)):
+            raise ProblemAt(("buckets",), f"must rise, is {self.lengths}")
+        if self.lengths[-1] != self.sequence_length:
+            raise ProblemAt(
+                ("buckets",), f"must end with sequence_length, which is {self.sequence_length}; is {self.lengths}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _paths_fit_kind(self) -> DataConfig:
@@ -105,7 +126,8 @@ class DrafterConfig(Model):
     layers: Count
     block_size: Annotated[Int, Field(ge=2)]
     anchors: Count
-    """Blocks per sequence and step, always this many: rows that cannot fill them are padded, so shapes stay static."""
+    """Blocks per sequence and step, always this many: rows that cannot fill them are padded, so shapes stay static. A
+    bucket that is too short for them has one less than its length."""
     mask_token_id: Index
     """A spare row of the target's embedding; never the pad token, never a token of the data."""
     dtype: Dtype = "auto"
@@ -191,11 +213,17 @@ class Config(Model):
         replicas = len(self.devices.drafter)
         if self.batch_size % replicas:
             raise ProblemAt(("batch_size",), f"must be a multiple of the {replicas} drafters, is {self.batch_size}")
-        if self.drafter.block_size > self.data.sequence_length:
-            raise ProblemAt(("drafter", "block_size"), "must not exceed data.sequence_length")
+        if self.drafter.block_size > self.data.lengths[0]:
+            shortest = f"the shortest of data.buckets, {self.data.lengths[0]}"
+            limit = shortest if self.data.buckets else "data.sequence_length"
+            raise ProblemAt(("drafter", "block_size"), f"must not exceed {limit}")
         if self.drafter.anchors > self.data.sequence_length - 1:
             raise ProblemAt(("drafter", "anchors"), "must be less than data.sequence_length")
         return self
+
+    def anchors_at(self, length: int) -> int:
+        """Of rows of this length: a bucket may be too short for `drafter.anchors` different ones."""
+        return min(self.drafter.anchors, length - 1)
 
     def what_must_be_there(self) -> dict[str, Any]:
         """Each path that is read, by its key, what the model has to have, and the devices. `output_dir` is made."""
@@ -212,6 +240,9 @@ class Config(Model):
         by their paths."""
         free = {"path", "dtype", "paths", "head_chunk_rows"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter")}
+        # One bucket is none, as in what was written before there were any.
+        if len(self.data.lengths) == 1:
+            del kept["data"]["buckets"]
         return {"seed": self.seed, "batch_size": self.batch_size, **kept}
 
     def what_a_resume_may_change(self) -> dict[str, Any]:

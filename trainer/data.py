@@ -1,5 +1,4 @@
-"""Text in, rows of a fixed length out: token ids, which of them are trained on, and an order that depends on the seed
-alone.
+"""Text in, rows out: token ids, which of them are trained on, and to what length each row is padded.
 
 Conversations (JSONL) become one row each, trained on the assistant's turns only; plain text becomes rows of one
 document, never of two, so that nothing has to be hidden between documents. What cannot be used is counted and named
@@ -8,7 +7,6 @@ by file and line.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -20,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.blocks import generator_for
 from trainer.config import ConfigError, DataConfig, expand_path
+from trainer.order import Cursor, Order, pad_to
 
 MIN_TRAINED_TOKENS = 2
 """An anchor needs two neighbouring tokens that are trained on."""
@@ -37,14 +35,6 @@ Flags = list[bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cursor:
-    """Where in the data a run is: what comes next is row `position` of the order of `epoch`."""
-
-    epoch: int = 0
-    position: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
     where: str
     """file:line"""
@@ -53,12 +43,14 @@ class BadRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """All rows, padded on the right to one length. Padding and what is not trained on has a False mask."""
+    """All rows, padded on the right to the longest bucket. Padding and what is not trained on has a False mask."""
 
     ids_RS: Tensor
     loss_mask_RS: Tensor
+    starts_RS: Tensor
+    """Where in its row the document begins that a token belongs to."""
     lengths_R: Tensor
-    seed: int
+    order: Order
     bad: list[BadRow] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -72,22 +64,16 @@ class Rows:
         return digest.hexdigest()
 
     def take(self, cursor: Cursor, count: int) -> tuple[Tensor, Cursor]:
-        """The indices of the next `count` rows, and the cursor behind them. Every epoch has an order of its own."""
-        taken: list[Tensor] = []
-        epoch, position = cursor.epoch, cursor.position
-        while count:
-            part = _order(len(self), self.seed, epoch)[position : position + count]
-            taken.append(part)
-            count -= len(part)
-            position += len(part)
-            if position >= len(self):
-                epoch, position = epoch + 1, 0
-        return torch.cat(taken), Cursor(epoch=epoch, position=position)
+        """The indices of the next `count` rows, which are of one bucket, and the cursor behind them."""
+        return self.order.take(cursor, count)
 
+    def padded_to(self, indices_B: Tensor) -> int:
+        """The length of the bucket that these rows are of."""
+        return int(self.order.padded_R[indices_B[0]])
 
-@functools.lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=generator_for(seed, "order", epoch))
+    def cut(self, indices_B: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, loss mask and starts of documents [B, length] of these rows."""
+        return tuple(of_RS[indices_B, :length] for of_RS in (self.ids_RS, self.loss_mask_RS, self.starts_RS))
 
 
 def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: int) -> Rows:
@@ -114,7 +100,11 @@ def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: i
             " data; choose a token that never does"
         )
     lengths_R = torch.tensor([len(ids) for ids, _ in rows])
-    return Rows(ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, lengths_R=lengths_R, seed=seed, bad=bad)
+    starts_RS = torch.zeros((), dtype=torch.int32).expand(ids_RS.shape)
+    order = Order(pad_to(lengths_R, config.lengths), seed=seed)
+    return Rows(
+        ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, starts_RS=starts_RS, lengths_R=lengths_R, order=order, bad=bad
+    )
 
 
 def _filler(tokenizer: Any) -> int:

@@ -189,10 +189,8 @@ class Drafter(nn.Module):
 
     def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, kernels: Kernels) -> Tensor:
         """Hidden states of all slots [B, T, H], ready for the output head."""
-        rows, context_length, _ = features_BSF.shape
-        context_positions = torch.arange(context_length, device=features_BSF.device).expand(rows, -1)
-        rope = self._rope(torch.cat((context_positions, blocks.positions_BT), dim=1), ends.head_VH.dtype)
-        mask = kernels.attention.mask(blocks, context_length)
+        rope = self._rope(torch.cat((blocks.positions_BS, blocks.positions_BT), dim=1), ends.head_VH.dtype)
+        mask = kernels.attention.mask(blocks, features_BSF.shape[1])
         context_BSH = self.hidden_norm(self.fc(features_BSF))
         slots_BTH = F.embedding(blocks.tokens_BT, ends.embedding_VH)
         for number, layer in enumerate(self.layers):

@@ -19,8 +19,9 @@ from trainer import compile_plan
 from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.clock import Span, mark
 from trainer.config import Config
-from trainer.data import Cursor, Rows
+from trainer.data import Rows
 from trainer.metrics import Throughput
+from trainer.order import Cursor
 from trainer.pipeline import Channel, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.target import Target
@@ -40,16 +41,16 @@ class Work:
     cursor: Cursor
 
 
-def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, *, step: int) -> Blocks:
+def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, starts_BS: Tensor, *, step: int) -> Blocks:
     """The blocks of a step's rows. A row's anchors depend on (seed, step, row), not on how rows are shared out."""
-    drafter = config.drafter
+    drafter, count = config.drafter, config.anchors_at(ids_BS.shape[1])
     drawn = [
-        pick_anchors(mask_S, drafter.anchors, generator_for(config.seed, "anchors", step, row))
-        for row, mask_S in enumerate(loss_mask_BS)
+        pick_anchors(mask_S, count, generator_for(config.seed, "anchors", step, row), starts_S=starts_S)
+        for row, (mask_S, starts_S) in enumerate(zip(loss_mask_BS, starts_BS, strict=True))
     ]
     anchors_BN, valid_BN = (torch.stack(parts) for parts in zip(*drawn, strict=True))
     return lay_out(
-        ids_BS, loss_mask_BS, anchors_BN, valid_BN,
+        ids_BS, loss_mask_BS, anchors_BN, valid_BN, starts_BS=starts_BS,
         block_size=drafter.block_size, mask_token_id=drafter.mask_token_id, gamma=drafter.gamma,
     )  # fmt: skip
 
@@ -119,8 +120,8 @@ class Feed:
 
     def _lay_out(self, step: int, cursor: Cursor) -> tuple[list[Work], Cursor]:
         indices, cursor = self.rows.take(cursor, self.config.batch_size)
-        ids_BS, loss_mask_BS = self.rows.ids_RS[indices], self.rows.loss_mask_RS[indices]
-        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, step=step)
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(indices, self.rows.padded_to(indices))
+        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=step)
         weight_sum = blocks.weights_BNk.sum().item()
         size = self.config.batch_size // len(self.owners)
         works = []

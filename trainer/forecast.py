@@ -3,7 +3,8 @@
 Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from the target's files, and a drafter's
 activations from a forward and backward over tensors without content (torch's `meta` device), in which what autograd
 would keep is added up. What is compiled keeps less than that, so the peak is an upper bound as far as activations go;
-the allocator's own losses and the CUDA context (about half a GiB) come on top.
+the allocator's own losses and the CUDA context (about half a GiB) come on top. Of several buckets the longest has the
+most of everything, and so the peak.
 """
 
 from __future__ import annotations
@@ -55,21 +56,25 @@ class Memory:
 
 
 def forms(config: Config, device: torch.device) -> Iterator[Form]:
-    """What the drafters of a device have compiled, in the order in which a step meets it."""
+    """What the drafters of a device have compiled, bucket by bucket, in the order in which a step meets it."""
     if device.type == "cpu" and config.compile_on_cpu == "off":
         return
-    drafter, rows = config.drafter, config.batch_size // len(config.devices.drafter)
-    slots, keys = drafter.anchors * drafter.block_size, config.data.sequence_length
-    name, layer = str(device), f"{rows} x {slots} slots, {keys}+{slots} keys"
-    if device.type == "cuda":
-        yield Form(device=name, kind="make_mask", shape=layer, passes="forward")
-    yield Form(device=name, kind="first_layer", shape=layer)
-    if drafter.layers > 1:
-        yield Form(device=name, kind="layer", shape=layer)
-    size, last = chunks(rows * drafter.anchors * (drafter.block_size - 1), drafter.head_chunk_rows)
-    yield Form(device=name, kind="chunk_loss", shape=f"{size} rows")
-    if last:
-        yield Form(device=name, kind="last_chunk_loss", shape=f"{last} rows")
+    drafter, rows, name = config.drafter, config.batch_size // len(config.devices.drafter), str(device)
+    for length in config.data.lengths:
+        anchors = config.anchors_at(length)
+        slots = anchors * drafter.block_size
+        layer = f"{rows} x {slots} slots, {length}+{slots} keys"
+        if device.type == "cuda":
+            yield Form(device=name, kind="make_mask", shape=layer, passes="forward")
+        yield Form(device=name, kind="first_layer", shape=layer)
+        if drafter.layers > 1:
+            yield Form(device=name, kind="layer", shape=layer)
+        size, last = chunks(rows * anchors * (drafter.block_size - 1), drafter.head_chunk_rows)
+        # Two buckets may have as many anchors, and yet each has functions of its own.
+        of = f" of {length} tokens" if len(config.data.lengths) > 1 else ""
+        yield Form(device=name, kind="chunk_loss", shape=f"{size} rows{of}")
+        if last:
+            yield Form(device=name, kind="last_chunk_loss", shape=f"{last} rows{of}")
 
 
 class _AttentionThatKeeps:
@@ -95,19 +100,21 @@ class _AttentionThatKeeps:
         return out
 
 
-def kept_bytes(shape: DrafterShape, config: Config, *, vocabulary: int, dtype: torch.dtype, rows: int) -> int:
-    """What autograd keeps of a drafter's forward over `rows` rows, weights and inputs left out."""
-    length, drafter = config.data.sequence_length, config.drafter
+def kept_bytes(shape: DrafterShape, config: Config, *, vocabulary: int, dtype: torch.dtype, rows: int, length: int
+               ) -> int:  # fmt: skip
+    """What autograd keeps of a drafter's forward over `rows` rows of `length` tokens, weights and inputs left out."""
+    drafter, count = config.drafter, config.anchors_at(length)
     with torch.device("meta"):
         module = Drafter(shape)
         module.to(dtype)
         table = torch.empty(vocabulary, shape.hidden, dtype=dtype)
         features = torch.empty(rows, length, shape.captured * shape.hidden, dtype=dtype)
-        anchors = torch.empty(rows, drafter.anchors, dtype=torch.long)
-        slots = torch.empty(rows, drafter.anchors * drafter.block_size, dtype=torch.long)
-        supervised = torch.empty(rows, drafter.anchors, drafter.block_size - 1)
+        anchors = torch.empty(rows, count, dtype=torch.long)
+        slots = torch.empty(rows, count * drafter.block_size, dtype=torch.long)
+        supervised = torch.empty(rows, count, drafter.block_size - 1)
         blocks = Blocks(
-            anchors_BN=anchors, valid_BN=anchors.bool(), tokens_BT=slots, positions_BT=slots,
+            anchors_BN=anchors, valid_BN=anchors.bool(), starts_BN=anchors, positions_BS=features[..., 0].long(),
+            tokens_BT=slots, positions_BT=slots,
             labels_BNk=supervised.long(), weights_BNk=supervised,
         )  # fmt: skip
     given = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), table, features, *blocks.tensors())}
@@ -129,7 +136,9 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
     text = model.get_text_config()
     found: dict[str, Memory] = {}
     share = config.batch_size // len(config.devices.drafter)
-    tokens = share * config.data.sequence_length
+    # The longest bucket has the most of everything.
+    length = config.data.sequence_length
+    tokens = share * length
     widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     targets: dict[str, torch.dtype] = {}
     for name in config.devices.target:
@@ -155,7 +164,7 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
         here.drafters += weights * (16 + copy)
         first = targets[config.devices.target[0]]
         here.queues += (config.queue_depth + 2) * tokens * shape.captured * text.hidden_size * first.itemsize
-        kept = kept_bytes(shape, config, vocabulary=text.vocab_size, dtype=dtype, rows=share)
+        kept = kept_bytes(shape, config, vocabulary=text.vocab_size, dtype=dtype, rows=share, length=length)
         supervised = share * config.drafter.anchors * (config.drafter.block_size - 1)
         size, _ = chunks(supervised, config.drafter.head_chunk_rows)
         logits = size * text.vocab_size * (dtype.itemsize + 8)

@@ -9,13 +9,15 @@ any machine.
 Threads share compiled functions: a layer's weights are inputs of its compiled form, so one serves all layers of all
 replicas on a device. But no function is ever compiled *twice*. torch keeps the compiled forms of a function in a list
 that a call searches while others reorder it, and a call that is passed by in that shuffle finds nothing that fits
-(docs/compile-race.md). So whatever would be another form (another device, the first layer, whose input needs no
-gradient, a shorter last chunk) is a function of its own here, and `compile_plan.py` checks that each has one form.
+(docs/compile-race.md). So whatever would be another form (another device, another shape of a micro-batch, the first
+layer, whose input needs no gradient, a shorter last chunk) is a function of its own here, and `compile_plan.py` checks
+that each has one form.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer import compile_plan
 from trainer.attention import Attention, DenseAttention, SparseAttention
 from trainer.loss import ChunkLoss, weighted_cross_entropy
 
@@ -31,8 +34,14 @@ Rope = tuple[Tensor, Tensor]
 RunLayer = Callable[[Any, Tensor, Tensor, Rope, Any], Tensor]
 
 
+Shape = tuple[int, int, int]
+"""Of a micro-batch: rows, context length, anchors."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
+    """One set, for micro-batches of one shape."""
+
     attention: Attention
     first_layer: RunLayer
     """(layer, slots [B, T, H], context [B, S, H], rope, mask) -> slots; the slots need no gradient."""
@@ -46,13 +55,42 @@ class Kernels:
     """The code of what torch.compile was given, by a name for people; empty where nothing is compiled."""
 
 
+class KernelSets:
+    """A device's sets, one for each shape of a micro-batch; one for all where nothing is compiled."""
+
+    def __init__(self, device: torch.device, backend: str | None) -> None:
+        self.device = device
+        self.compiles = backend is not None
+        self._backend = backend
+        self._sets: dict[Shape, Kernels] = {}
+        self._plain = plain(DenseAttention())
+        self._lock = threading.Lock()
+
+    def of(self, shape: Shape) -> Kernels:
+        """The set for `shape`. What compiles is made by the warm-up; a shape that it has not met is a `LateCompile`."""
+        if self._backend is None:
+            return self._plain
+        if found := self._sets.get(shape):
+            return found
+        with self._lock:
+            if shape not in self._sets:
+                compile_plan.watch.refuse_if_sealed(f"a micro-batch of {named(shape)} on {self.device}")
+                self._sets[shape] = _compiled(f"on {self.device} for {named(shape)}", self._backend)
+            return self._sets[shape]
+
+
+def named(shape: Shape) -> str:
+    rows, length, anchors = shape
+    return f"{rows} x ({length} tokens, {anchors} anchors)"
+
+
 @functools.cache
-def kernels_for(device: torch.device, *, compile_on_cpu: str = "off") -> Kernels:
-    """One set a device and process. `compile_on_cpu` is off or aot_eager; on CUDA everything is compiled, whatever it
-    says."""
+def kernels_for(device: torch.device, *, compile_on_cpu: str = "off") -> KernelSets:
+    """Those of a device, which its replicas share. `compile_on_cpu` is off or aot_eager; on CUDA everything is
+    compiled, whatever it says."""
     if device.type == "cuda":
-        return _compiled(device, "inductor")
-    return plain(DenseAttention()) if compile_on_cpu == "off" else _compiled(device, compile_on_cpu)
+        return KernelSets(device, "inductor")
+    return KernelSets(device, None if compile_on_cpu == "off" else compile_on_cpu)
 
 
 def plain(attention: Attention) -> Kernels:
@@ -66,12 +104,12 @@ def plain(attention: Attention) -> Kernels:
     return Kernels(attention=attention, first_layer=layer, layer=layer, chunk_loss=loss, last_chunk_loss=loss)
 
 
-def _compiled(device: torch.device, backend: str) -> Kernels:
+def _compiled(where: str, backend: str) -> Kernels:
     codes: dict[str, types.CodeType] = {}
 
     def compiled(name: str, function: Any, **options: Any) -> Any:
         own = _copy(function, name)
-        codes[f"{name} on {device}"] = own.__code__
+        codes[f"{name} {where}"] = own.__code__
         return torch.compile(own, dynamic=False, fullgraph=True, backend=backend, **options)
 
     attention: Attention = SparseAttention(compiled) if backend == "inductor" else DenseAttention()

@@ -18,11 +18,11 @@ from torch import Tensor
 from trainer.blocks import Blocks, bring
 from trainer.clock import Span, mark
 from trainer.config import Config
-from trainer.data import Cursor
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.kernels import Kernels
+from trainer.kernels import KernelSets, Shape
 from trainer.loss import block_loss
 from trainer.optim import AdamW, FlatWeights
+from trainer.order import Cursor
 from trainer.replicas import Replicas, weight_hash
 
 
@@ -46,6 +46,12 @@ class MicroBatch:
     made_by: int = 0
     ready: Any = None
     """CUDA event after which the tensors may be read."""
+
+    @property
+    def shape(self) -> Shape:
+        """By which its kernels are chosen."""
+        rows, length, _ = self.features_BSF.shape
+        return rows, length, self.blocks.anchors_BN.shape[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +97,7 @@ class Replica:
     `flat.weights` and `flat.gradients` [P] are its weights and gradients in float32; see `optim.FlatWeights`.
     """
 
-    def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: Kernels, config: Config, device: torch.device,
+    def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: KernelSets, config: Config, device: torch.device,
                  *, initial: torch.Generator) -> None:  # fmt: skip
         self.device = device
         self.ends, self.kernels = ends, kernels
@@ -180,18 +186,19 @@ class Replica:
     def loss_and_gradients(self, batch: MicroBatch) -> Tensor:
         """Fill the flat gradients; returns this share's part of the step's loss, on the device.
 
-        Under a forbidden recompile a batch of another shape is torch's error, naming the guard.
+        Once compiling is forbidden, a batch of a shape that was not warmed is an error that names it.
         """
+        kernels = self.kernels.of(batch.shape)
         if batch.ready is not None:
             begin = mark(self.device)
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
             self._stalls.append(Span(begin=begin, end=mark(self.device)))
         features_BSF = batch.features_BSF.to(self.ends.head_VH.dtype)
-        slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, self.kernels)
+        slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, kernels)
         loss = block_loss(
             slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum / self.scale,
-            chunk_rows=self._chunk_rows, chunk_loss=self.kernels.chunk_loss,
-            last_chunk_loss=self.kernels.last_chunk_loss,
+            chunk_rows=self._chunk_rows, chunk_loss=kernels.chunk_loss,
+            last_chunk_loss=kernels.last_chunk_loss,
         )  # fmt: skip
         loss.backward()
         self.flat.collect()

@@ -17,7 +17,7 @@ import torch
 from trainer import checkpoint
 from trainer.blocks import generator_for
 from trainer.checkpoint import Checkpoint
-from trainer.config import Config, ConfigError, expand_path
+from trainer.config import Config, ConfigError, DataConfig, expand_path
 from trainer.data import Rows
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
@@ -127,12 +127,17 @@ def check_room(root: Path, needed_bytes: int) -> None:
         )
 
 
-def report_data(rows: Rows, reporter: Reporter) -> None:
+def report_data(config: DataConfig, rows: Rows, reporter: Reporter) -> None:
     for bad in rows.bad[:BAD_ROWS_NAMED]:
         reporter.say(f"data row skipped: {bad.where}: {bad.why}")
     if len(rows.bad) > BAD_ROWS_NAMED:
         reporter.say(f"data row skipped: and {len(rows.bad) - BAD_ROWS_NAMED} more")
-    trained = int(rows.loss_mask_RS.sum())
-    reporter.say(f"data rows={len(rows)} bad={len(rows.bad)} tokens={int(rows.lengths_R.sum())} trained_on={trained}")
+    trained, tokens = int(rows.loss_mask_RS.sum()), int(rows.lengths_R.sum())
+    padded_R = rows.order.padded_R
+    counts = " ".join(f"{length}:{int((padded_R == length).sum())}" for length in config.lengths)
+    reporter.say(
+        f"data rows={len(rows)} bad={len(rows.bad)} tokens={tokens} trained_on={trained} buckets {counts}"
+        f" padding={1 - tokens / int(padded_R.sum()):.1%}"
+    )
     named = [f"{bad.where}: {bad.why}" for bad in rows.bad[:BAD_ROWS_RECORDED]]
     reporter.event("data", rows=len(rows), bad=len(rows.bad), bad_rows=named)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from trainer.clock import Span
-from trainer.data import Cursor
+from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch
 
 

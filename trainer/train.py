@@ -24,11 +24,12 @@ import torch
 from trainer import checkpoint, compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
-from trainer.data import Cursor, Rows, load_rows
+from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
 from trainer.feed import Feed, step_blocks
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
+from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
@@ -84,7 +85,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     shape = drafter_shape(targets[0], config.drafter)
     reporter.phase("data")
     rows = load_rows(config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
-    report_data(rows, reporter)
+    report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
     # The weights and the optimizer's two moments, all float32.
     check_room(training.root, 3 * training.members[0].flat.weights.nbytes)
@@ -92,15 +93,15 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
         training.restore(found)
 
     reporter.phase("compile_warmup")
-    compiling = [member.device for member in training.members.values() if member.kernels.compiled]
+    compiling = [member.device for member in training.members.values() if member.kernels.compiles]
     if compiling:
         compile_plan.check_torch()
     if any(device.type == "cuda" for device in compiling):
         keep_compiled_code(config, reporter, os.environ)
-    units = compile_plan.plan(
-        compiling, rows=training.share, context_length=config.data.sequence_length,
-        anchors=config.drafter.anchors, block_size=config.drafter.block_size,
-    )  # fmt: skip
+    units = [unit for length in config.data.lengths for unit in compile_plan.plan(
+        compiling, rows=training.share, context_length=length, anchors=config.anchors_at(length),
+        block_size=config.drafter.block_size,
+    )]  # fmt: skip
     compile_plan.warm_up(units, training.warm_up, say=reporter.say)
     return training
 
@@ -391,19 +392,20 @@ class Training:
         """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
         member = next(member for member in self.members.values() if str(member.device) == unit.device)
         self._settle(member)
-        ids_BS, loss_mask_BS = self.rows.ids_RS[: self.share], self.rows.loss_mask_RS[: self.share]
+        # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
         target = self.targets[0]
         with target.stream():
             batch = member.accept(
                 step=0, rows=[], features_BSF=target.features(ids_BS),
-                blocks=step_blocks(self.config, ids_BS, loss_mask_BS, step=0), weight_sum=1.0, tokens=0,
+                blocks=step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0), weight_sum=1.0, tokens=0,
                 cursor=self.cursor,
             )  # fmt: skip
         with member.stream():
             member.loss_and_gradients(batch)
-        return member.kernels.compiled
+        return member.kernels.of(unit.shape).compiled
 
     def _settle(self, member: Replica) -> None:
         compile_plan.settle_thread(
-            member.device, cpu_threads=self.config.cpu_threads.drafter, compiles=bool(member.kernels.compiled)
+            member.device, cpu_threads=self.config.cpu_threads.drafter, compiles=member.kernels.compiles
         )

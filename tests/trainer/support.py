@@ -20,6 +20,14 @@ def write_config(settings: dict[str, Any], path: Path) -> Path:
     return path
 
 
+def documents(directory: Path) -> list[str]:
+    """Ten files of 10, of 20 or of 40 tokens each."""
+    paths = [directory / f"document-{number}.txt" for number in range(10)]
+    for number, path in enumerate(paths):
+        path.write_text("0123456789" * (1, 2, 4)[number % 3], encoding="utf-8")
+    return [str(path) for path in paths]
+
+
 def records(directory: Path, name: str) -> list[dict[str, Any]]:
     """All whole lines; the last one may be half there while its writer is at it."""
     try:

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.trainer.support import documents
 from trainer import compile_plan, kernels
 from trainer.compile_plan import LateCompile, SeveralForms
 from trainer.config import Config, ConfigError
@@ -105,7 +106,7 @@ def test_after_the_warm_up_no_thread_traces_or_compiles_however_often_a_run_star
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "compile_warmup unit=1/1" in line]
         assert compile_plan.watch.compiles > before
         assert f" compiled={compile_plan.watch.compiles - before} " in line
-        assert training.members[0].kernels.compiled
+        assert training.members[0].kernels.of((2, 48, 8)).compiled
     assert set(traces) == {"MainThread"}
 
 
@@ -130,7 +131,37 @@ def test_a_shape_that_was_not_warmed_is_refused_in_the_worker_that_met_it(
     monkeypatch.setattr(Replica, "loss_and_gradients", shorter)
     train(traced, expect=1)
     said = capsys.readouterr().err
-    assert "Exception in thread drafter-1" in said and "fail_on_recompile" in said and "size mismatch" in said
+    assert "Exception in thread drafter-1" in said
+    assert "drafter-1: a micro-batch of 2 x (40 tokens, 8 anchors) on cpu is not in the compile plan" in said
+
+
+def test_what_was_warmed_for_another_shape_is_refused_by_its_guard(train: Train, traced: dict[str, Any]) -> None:
+    member = train(traced).members[0]
+    kernels = member.kernels.of((2, 48, 8))
+    mask = torch.ones(2, 1, 32, 72, dtype=torch.bool)
+    slots, context, rope = torch.ones(2, 32, 64), torch.ones(2, 40, 64), (torch.ones(2, 72, 16), torch.ones(2, 72, 16))
+    error = in_thread("drafter-1", lambda: kernels.first_layer(member.drafter.layers[0], slots, context, rope, mask))
+    assert "fail_on_recompile" in str(error) and "size mismatch" in str(error)
+
+
+def test_every_bucket_is_warmed_and_none_compiles_after_that(
+    train: Train, traced: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    traced["data"] |= {"paths": documents(tmp_path), "buckets": [16, 32, 48]}
+    traced["drafter"]["anchors"] = 20
+    original, seen, compiles = Replica.loss_and_gradients, set(), []
+
+    def noted(self: Replica, batch: MicroBatch) -> torch.Tensor:
+        if threading.current_thread().name != "MainThread":
+            seen.add(batch.shape)
+        return original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", noted)
+    training = train({**traced, "steps": 30}, before=lambda _: compiles.append(compile_plan.watch.compiles))
+    assert training.steps_done == 30 and compiles == [compile_plan.watch.compiles]
+    assert seen == {(2, 16, 15), (2, 32, 20), (2, 48, 20)}
+    assert "phase=compile_warmup unit=3/3 device=cpu shape=2x48+20x4 compiled=" in capsys.readouterr().out
 
 
 def test_a_backward_that_was_not_warmed_is_refused_although_its_forward_was() -> None:

@@ -51,6 +51,10 @@ def test_an_exponent_is_a_number(tmp_path: Path) -> None:
         ("resume: auto", "sync_every: 2", "sync_every", "belongs to sync: params"),
         ("drafter: [cpu, cpu]", "drafter: [gpu]", "devices.drafter[0]", "pattern"),
         ("anchors: 16", "anchors: 128", "drafter.anchors", "less than data.sequence_length"),
+        ("length: 128", "length: 128\n  buckets: [64, 32, 128]", "data.buckets", "must rise, is [64, 32, 128]"),
+        ("length: 128", "length: 128\n  buckets: [64]", "data.buckets", "must end with sequence_length, which is 128"),
+        ("length: 128", "length: 128\n  buckets: [4, 128]", "data.buckets[0]", "greater than or equal to 8"),
+        ("block_size: 8", "block_size: 129", "drafter.block_size", "must not exceed data.sequence_length"),
     ],
 )
 def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: str, new: str, key: str, problem: str
@@ -62,8 +66,20 @@ def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: st
     assert "\n" not in message
     assert problem in message
     # A key that is missing altogether is blamed on the mapping it is missing from.
-    line = line_of(path, "data:" if key == "data" else new)
+    line = line_of(path, "data:" if key == "data" else new.splitlines()[-1])
     assert message.startswith(f"{path}:{line}: {key}")
+
+
+def test_a_block_has_to_fit_into_the_shortest_bucket(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["data"]["buckets"], settings["drafter"]["block_size"] = [8, 16, 48], 10
+    with pytest.raises(ConfigError, match=r"drafter\.block_size: must not exceed the shortest of data\.buckets, 8"):
+        load_config(str(write_config(settings, tmp_path / "run.yaml")))
+
+
+def test_a_bucket_too_short_for_the_anchors_has_fewer(settings: dict[str, Any]) -> None:
+    settings["data"]["buckets"], settings["drafter"]["anchors"] = [8, 16, 48], 12
+    config = Config.model_validate(settings)
+    assert [config.anchors_at(length) for length in config.data.lengths] == [7, 12, 12]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

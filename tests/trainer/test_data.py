@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from trainer.config import ConfigError, DataConfig
-from trainer.data import Cursor, Rows, load_rows
+from trainer.data import Rows, load_rows
 
 LENGTH = 64
 TALK = {"messages": [
@@ -33,11 +32,6 @@ def load(tokenizer: Any, tmp_path: Path, lines: list[Any], **changes: Any) -> Ro
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     config = DataConfig(**{"kind": "conversations", "paths": [str(path)], "sequence_length": LENGTH, **changes})
     return load_rows(config, tokenizer, mask_token_id=3, seed=1)
-
-
-def some_rows(count: int, *, seed: int) -> Rows:
-    ids_RS = torch.zeros(count, 4, dtype=torch.long)
-    return Rows(ids_RS=ids_RS, loss_mask_RS=ids_RS == 0, lengths_R=torch.full((count,), 4), seed=seed)
 
 
 def trained_text(rows: Rows, row: int, tokenizer: Any) -> str:
@@ -116,26 +110,3 @@ def test_python_docs_need_no_file(tokenizer: Any) -> None:
     config = DataConfig(kind="python-docs", sequence_length=LENGTH)
     rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
     assert len(rows) > 1000 and not rows.bad
-
-
-def test_every_epoch_takes_every_row_once_in_an_order_of_its_own_and_can_be_gone_on_with() -> None:
-    rows, cursor, taken, cursors = some_rows(10, seed=5), Cursor(), [], []
-    for _ in range(5):
-        indices, cursor = rows.take(cursor, 4)
-        taken += indices.tolist()
-        cursors.append(cursor)
-    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
-    assert taken[:10] != taken[10:]
-    assert cursors[2] == Cursor(epoch=1, position=2)
-    assert rows.take(cursors[2], 4)[0].tolist() == taken[12:16]
-    assert rows.take(Cursor(), 25)[1] == Cursor(epoch=2, position=5)
-
-
-def test_the_order_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-    randperm = torch.randperm
-    monkeypatch.setattr(torch, "randperm", lambda *args, **options: drawn.append(1) or randperm(*args, **options))
-    rows, cursor = some_rows(10, seed=6), Cursor()
-    for _ in range(5):
-        _, cursor = rows.take(cursor, 3)
-    assert cursor.epoch == 1 and len(drawn) == 2

@@ -22,20 +22,44 @@ from trainer.loss import block_loss
 from trainer.optim import FlatWeights
 
 
-@pytest.mark.parametrize(("layers", "chunk_rows"), [(1, 1000), (3, 24), (2, 11)])
-def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, Any], layers: int, chunk_rows: int
-                                               ) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("layers", "chunk_rows", "buckets"), [(1, 1000, None), (3, 24, None), (2, 11, None), (2, 40, [8, 24, 48])]
+)
+def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, Any], layers: int, chunk_rows: int,
+                                               buckets: list[int] | None) -> None:  # fmt: skip
     torch._dynamo.reset()
     kernels.kernels_for.cache_clear()
     settings["drafter"] |= {"layers": layers, "head_chunk_rows": chunk_rows}
+    settings["data"]["buckets"] = buckets
     settings |= {"compile_on_cpu": "aot_eager", "steps": 1, "batch_size": 2}
     training = train(settings)
-    codes = training.members[0].kernels.compiled
-    found = {name.split()[0] for name, code in codes.items() if _debug_get_cache_entry_list(code)}
     planned = list(forecast.forms(training.config, torch.device("cpu")))
-    assert {form.kind for form in planned} == found and len(planned) == len(found)
+    found = []
+    for length in training.config.data.lengths:
+        codes = training.members[0].kernels.of((1, length, min(8, length - 1))).compiled
+        found += [name.split()[0] for name, code in codes.items() if _debug_get_cache_entry_list(code)]
+    assert sorted(form.kind for form in planned) == sorted(found)
+    assert len(set(planned)) == len(planned), "and each can be told from the others"
     torch._dynamo.reset()
     kernels.kernels_for.cache_clear()
+
+
+def test_the_longest_bucket_takes_the_memory(settings: dict[str, Any], tiny_target: Path) -> None:
+    from transformers import AutoConfig
+
+    model = AutoConfig.from_pretrained(tiny_target)
+    found = []
+    for buckets in (None, [8, 48], [48]):
+        settings["data"]["buckets"] = buckets
+        config = Config.model_validate(settings)
+        shape = forecast.shape_for(model, config.drafter, captured=3)
+        found.append(forecast.memory(config, model, shape, parameters=1000))
+        kept = [
+            forecast.kept_bytes(shape, config, vocabulary=400, dtype=torch.float32, rows=2, length=length)
+            for length in config.data.lengths
+        ]
+        assert kept == sorted(kept)
+    assert found[0] == found[1] == found[2]
 
 
 def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings: dict[str, Any]) -> None:
@@ -44,11 +68,11 @@ def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings
     config, member, share = training.config, training.members[0], training.share
     vocabulary = member.ends.head_VH.shape[0]
     predicted = forecast.kept_bytes(
-        member.drafter.shape, config, vocabulary=vocabulary, dtype=torch.float32, rows=share
+        member.drafter.shape, config, vocabulary=vocabulary, dtype=torch.float32, rows=share, length=48
     )  # fmt: skip
     drafter = Drafter(member.drafter.shape)
     drafter.initialise(generator_for("weights"))
-    blocks = step_blocks(config, training.rows.ids_RS[:share], training.rows.loss_mask_RS[:share], step=1)
+    blocks = step_blocks(config, *training.rows.cut(torch.arange(share), 48), step=1)
     features = training.targets[0].features(training.rows.ids_RS[:share]).float()
     given = {one.untyped_storage().data_ptr() for one in (*drafter.parameters(), features, member.ends.head_VH)}
     kept: dict[int, torch.Tensor] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.trainer.support import losses
 from trainer.blocks import generator_for
 from trainer.data import Rows
+from trainer.order import Order
 
 LETTERS = string.ascii_lowercase
 BLIND = math.log(len(LETTERS))
@@ -27,7 +28,8 @@ def secrets(tokenizer: Any) -> Rows:
     dash, question, *letters = tokenizer.convert_tokens_to_ids(["-", "?", *LETTERS])
     ids_RS = torch.tensor([[letter, dash, question] * (LENGTH // 3) for letter in letters])
     lengths_R = torch.full((len(letters),), LENGTH)
-    return Rows(ids_RS=ids_RS, loss_mask_RS=ids_RS != dash, lengths_R=lengths_R, seed=1)
+    order, starts_RS = Order(lengths_R, seed=1), torch.zeros_like(ids_RS)
+    return Rows(ids_RS=ids_RS, loss_mask_RS=ids_RS != dash, starts_RS=starts_RS, lengths_R=lengths_R, order=order)
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import shutil
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.trainer.support import losses, records
+from tests.trainer.support import documents, losses, records
 from trainer.checkpoint import WEIGHTS, steps_on_disk
 from trainer.config import ConfigError
+from trainer.replica import MicroBatch, Replica
 
 Train = Callable[..., Any]
 
@@ -72,6 +74,59 @@ def test_a_resumed_run_is_to_the_bit_the_run_that_never_ended(train: Train, sett
     assert resumed.cursor == whole.cursor and whole.cursor.epoch > 0
     moments = resumed.members[0].moments()
     assert all(torch.equal(moments[name], moment) for name, moment in whole.members[0].moments().items())
+
+
+def in_buckets(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
+    settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
+    settings["data"] |= {"paths": documents(directory), "buckets": [16, 32, 48]}
+    return settings
+
+
+def test_a_run_over_buckets_resumes_to_the_bit(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = in_buckets(settings, tmp_path)
+    whole = train({**settings, "steps": 12, "output_dir": str(tmp_path / "whole")})
+    split = {**settings, "output_dir": str(tmp_path / "split")}
+    train({**split, "steps": 7})
+    resumed = train({**split, "steps": 12})
+    assert losses(tmp_path / "split") == losses(tmp_path / "whole")
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert resumed.cursor == whole.cursor and whole.cursor.epoch > 1
+
+
+def test_a_step_is_of_one_bucket_and_the_same_step_for_any_number_of_drafters(
+    train: Train, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = in_buckets(settings, tmp_path)
+    original, seen = Replica.loss_and_gradients, collections.defaultdict(list)
+
+    def noted(self: Replica, batch: MicroBatch) -> torch.Tensor:
+        seen[batch.step].append((batch.shape[1:], batch.rows))
+        return original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", noted)
+    runs = []
+    for drafters in (1, 2):
+        settings["devices"]["drafter"] = ["cpu"] * drafters
+        training = train({**settings, "steps": 10, "output_dir": str(tmp_path / str(drafters))})
+        assert all(len({shape for shape, _ in batches}) == 1 for batches in seen.values())
+        steps = {step: (batches[0][0], sorted(row for _, rows in batches for row in rows)) for step, batches in
+                 seen.items()}  # fmt: skip
+        runs.append((steps, losses(tmp_path / str(drafters))))
+        seen.clear()
+    assert runs[0][0] == runs[1][0] and runs[0][1] == pytest.approx(runs[1][1], rel=1e-4)
+    assert {shape for shape, _ in runs[0][0].values()} == {(16, 8), (32, 8), (48, 8)}
+    for (length, _), rows in runs[0][0].values():
+        assert all(length - 16 < training.rows.lengths_R[row] <= length for row in rows)
+
+
+def test_a_checkpoint_from_before_there_were_buckets_is_gone_on_from(train: Train, settings: dict[str, Any],
+                                                                     ) -> None:  # fmt: skip
+    training = train({**settings, "steps": 1})
+    kept = training.must_keep["data"]
+    assert kept == {"kind": "text", "sequence_length": 48}, "what it held then"
+    train({**settings, "steps": 2, "data": {**settings["data"], "buckets": [48]}})
+    with pytest.raises(ConfigError, match="step-2: not the same data as then"):
+        train({**settings, "steps": 3, "data": {**settings["data"], "buckets": [24, 48]}})
 
 
 def test_replicas_that_step_on_their_own_agree_every_few_steps_and_resume_to_the_bit(
@@ -263,6 +318,17 @@ def test_tok_s_counts_real_tokens_only(train: Train, settings: dict[str, Any], t
     training = train({**settings, "steps": 1})
     tokens = sum(share.tokens for share in training._begun.values())
     assert tokens == 4 * int(training.rows.lengths_R[0]) < 4 * 48
+
+
+def test_the_log_says_how_the_rows_fill_the_buckets(train: Train, settings: dict[str, Any], tmp_path: Path,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    training = train({**in_buckets(settings, tmp_path), "steps": 1})
+    lengths = training.rows.lengths_R
+    counts = [int(((low < lengths) & (lengths <= high)).sum()) for low, high in ((0, 16), (16, 32), (32, 48))]
+    padding = 1 - int(lengths.sum()) / (counts[0] * 16 + counts[1] * 32 + counts[2] * 48)
+    expected = f" buckets 16:{counts[0]} 32:{counts[1]} 48:{counts[2]} padding={100 * padding:.1f}%\n"
+    assert expected in capsys.readouterr().out
+    assert min(counts) > 0
 
 
 def test_no_worker_outlives_a_run(train: Train, settings: dict[str, Any]) -> None:
