@@ -33,6 +33,7 @@ class Bench:
             **os.environ, "HOME": str(home), "XDG_STATE_HOME": f"{home}/state", "NO_COLOR": "1", "PYTHONPATH": path,
             "SPECCTL_INVENTORY": str(home / "hosts.yaml"),
         }  # fmt: skip
+        self.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed starts from bytecode
         if ssh:
             self.environ["HOME"] = os.environ["HOME"]
 

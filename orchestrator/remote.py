@@ -15,7 +15,6 @@ import secrets
 import shlex
 import sys
 import tarfile
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -93,6 +92,8 @@ def agent_tar() -> bytes:
 
 def agent_zip() -> bytes:
     """The agent without libtmux, for a look that leaves nothing behind."""
+    import zipfile  # which a look at what is there already need not wait for
+
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(agent_files().items()):

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from orchestrator import pydantic_alone
 from orchestrator.cli.base import InventoryOption, Shared, UsageError, complain
 from orchestrator.commands import COMMANDS
 from orchestrator.errors import SpecctlError
@@ -98,6 +99,7 @@ def root(
 
 def main(argv: list[str] | None = None) -> int:
     """The exit code of one command."""
+    pydantic_alone.load()
     try:
         code = app(args=argv, prog_name="specctl", standalone_mode=False)
         return code if isinstance(code, int) else 0

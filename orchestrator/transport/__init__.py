@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from orchestrator.crew import Crew
 from orchestrator.inventory import Target
 from orchestrator.transport import paramiko_alone
 from orchestrator.transport.base import Completed, Stream, Transport
@@ -40,19 +42,25 @@ class NodePool:
         """The transport to a node itself: an SSH host, or this machine when `ssh` is None. Connects to nothing yet."""
         if ssh is None:
             return LocalTransport(target or "local")
-        paramiko_alone.load()
-        from orchestrator.transport.ssh import SshTransport
         from orchestrator.transport.ssh_options import Jump
 
-        return SshTransport(self._ssh_node(Jump(host=ssh, via=None)), target)
+        node = self._ssh_node(Jump(host=ssh, via=None))
+        from orchestrator.transport.ssh import SshTransport
+
+        return SshTransport(node, target)
 
     def _ssh_node(self, host: Jump) -> SshNode:
-        from orchestrator.transport.ssh import SshNode
+        from orchestrator.transport import ssh_config
 
         with self._lock:
             if host not in self._nodes:
+                # ssh reads its configuration while paramiko is being imported, which takes longer.
+                options = Crew(1).do(partial(ssh_config.resolve, host.host, self._ssh_config, via=host.via))
+                paramiko_alone.load()
+                from orchestrator.transport.ssh import SshNode
+
                 self._nodes[host] = SshNode(
-                    host.host, ssh_config_file=self._ssh_config, via=host.via,
+                    host.host, ssh_config_file=self._ssh_config, via=host.via, options=options,
                     trust=self.trusted.append if self._accept_new else None,
                     hop=self._ssh_node,
                 )  # fmt: skip

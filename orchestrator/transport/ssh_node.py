@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
@@ -36,14 +37,17 @@ class SshNode:
         trust: Trust | None = None,
         via: str | None = None,
         hop: Callable[[Jump], SshNode] | None = None,
+        options: Future[SshOptions] | None = None,
     ) -> None:
-        """`via` stands in for its own ProxyJump; `trust` takes in hosts that are new.
+        """`via` stands in for its own ProxyJump; `trust` takes in hosts that are new; `options` were asked for already,
+        for the first connection.
 
         `hop` gives the node of a jump host, so that it can be shared.
         """
         self.spec = spec
         self._config_file, self._trust, self._via = ssh_config_file, trust, via
         self._hop = hop or self._own_hop
+        self._options = options
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._attempts = 0
@@ -90,7 +94,8 @@ class SshNode:
             link.retire()
 
     def _connect(self, limits: Limits, trail: tuple[Jump, ...]) -> Link:
-        options = ssh_config.resolve(self.spec, self._config_file, via=self._via)
+        asked, self._options = self._options, None
+        options = asked.result() if asked else ssh_config.resolve(self.spec, self._config_file, via=self._via)
         jump, hop = options.jump, None
         if jump is not None:
             try:

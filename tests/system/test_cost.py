@@ -17,7 +17,10 @@ from tests.driver import Specctl
 from tests.sshd import LoopbackSshd
 
 PYTHON = sys.executable
-HEAVY = {"torch", "transformers", "paramiko.transport", "libtmux", "invoke.config", "asyncio", "unittest"}
+HEAVY = {
+    "torch", "transformers", "paramiko.transport", "libtmux", "invoke.config", "asyncio", "unittest",
+    "importlib.metadata", "zipfile", "email.message",
+}  # fmt: skip
 SCANNING = {f"orchestrator.logscan.{name}" for name in ("scanner", "grammar", "reader", "names", "templates")}
 PROBE = {
     "orchestrator", "orchestrator.frames", "orchestrator.record", "orchestrator.errors",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.transport import NodePool, paramiko_alone, ssh_config
+from orchestrator.transport.base import Limits
 from orchestrator.transport.ssh_config import parse_dump, resolve
+from orchestrator.transport.ssh_node import SshNode
 from orchestrator.transport.ssh_options import Jump, SshOptions, SshSpec, parse_spec
 
 
@@ -170,3 +175,26 @@ def test_without_an_ssh_client_the_spec_alone_says_where(monkeypatch: pytest.Mon
     assert options.identity_files
     with pytest.raises(ConfigError, match="no `ssh` here"):
         resolve("pve1", "/some/config")
+
+
+def test_ssh_reads_its_configuration_while_paramiko_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(ssh_config, "resolve", lambda *_, **__: asked.set())
+    imported: list[bool] = []
+    monkeypatch.setattr(paramiko_alone, "load", lambda: imported.append(asked.wait(30)))
+    NodePool().node("pve1")
+    assert imported == [True]
+
+
+def test_what_was_asked_ahead_is_for_the_first_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Future[SshOptions] = Future()
+    options.set_exception(ConfigError("asked ahead"))
+    node = SshNode("pve1", options=options)
+
+    def resolve(*_: object, **__: object) -> SshOptions:
+        raise ConfigError("asked again")
+
+    monkeypatch.setattr(ssh_config, "resolve", resolve)
+    for said in ("asked ahead", "asked again"):
+        with pytest.raises(ConfigError, match=said):
+            node.link(Limits(30.0, None, "pve1", ""))
