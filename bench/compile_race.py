@@ -1,11 +1,13 @@
 """Do threads that share compiled functions kill each other? Fresh starts of several drafters, with and without a plan.
 
-    python -m bench.compile_race [--starts 200] [--naive 20] [--threads 3] [--steps 5] [--delay-ms 1] [--seconds 300]
+    python -m bench.compile_race [--starts 200] [--naive 20] [--graphs 20] [--threads 3] [--steps 5] [--delay-ms 1]
+                                 [--seconds 300]
 
 A start forgets everything that was compiled, and lets each thread train its own replica for some steps. With the plan,
 one thread has been through a step before the others exist, and then compiling is forbidden; naive is the same without
-that. Every node that the tracer makes costs `delay-ms`, so that what can happen does. Prints a line for each mode: how
-many starts there were, how many lost a thread, how often the compiler began after the warm-up, and what was raised.
+that; graphs is the plan, and what a step does recorded besides. Every node that the tracer makes costs `delay-ms`, so
+that what can happen does. Prints a line for each mode: how many starts there were, how many lost a thread, how often
+the compiler began after the warm-up, and what was raised.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def start(device: torch.device, *, planned: bool, threads: int, steps: int) -> tuple[list[str], int]:
+def start(device: torch.device, *, planned: bool, threads: int, steps: int, graphs: bool) -> tuple[list[str], int]:
     """What the threads raised, and how often the compiler began after the warm-up."""
     compile_plan.watch.open()
     torch._dynamo.reset()
@@ -68,6 +70,9 @@ def start(device: torch.device, *, planned: bool, threads: int, steps: int) -> t
         units = compile_plan.plan([device], rows=1, context_length=LENGTH, anchors=SIZES["anchors"],
                                   block_size=SIZES["block_size"])  # fmt: skip
         compile_plan.warm_up(units, one_step, say=lambda _: None)
+        for member, batch in zip(members, batches, strict=True):
+            if graphs and device.type == "cuda":
+                member.record([batch], averaged=True, several=False)
     compiles = compile_plan.watch.compiles
 
     def work(rank: int) -> None:
@@ -96,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--starts", type=int, default=200)
     parser.add_argument("--naive", type=int, default=20)
+    parser.add_argument("--graphs", type=int, default=0, help="starts with the plan and CUDA graphs")
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--delay-ms", type=float, default=1.0)
@@ -109,14 +115,16 @@ def main() -> None:
         return create_node(*positional, **named)
 
     TracerBase.create_node = slowly  # type: ignore[method-assign]
-    for mode, wanted in (("naive", arguments.naive), ("plan", arguments.starts)):
+    modes = {"naive": arguments.naive, "plan": arguments.starts, "graphs": arguments.graphs}
+    for mode, wanted in modes.items():
         begun = time.monotonic()
         starts = lost = late = 0
         errors: collections.Counter[str] = collections.Counter()
         while starts < wanted and time.monotonic() - begun < arguments.seconds:
             raised, compiled = start(
-                device, planned=mode == "plan", threads=arguments.threads, steps=arguments.steps
-            )
+                device, planned=mode != "naive", threads=arguments.threads, steps=arguments.steps,
+                graphs=mode == "graphs",
+            )  # fmt: skip
             starts, lost, late = starts + 1, lost + bool(raised), late + compiled
             errors.update(raised)
         print(json.dumps({

@@ -1,20 +1,26 @@
-"""How fast is a drafter's training step? At the shapes of a drafter for Qwen3-8B, against what this card can do.
+"""How fast is a drafter's training step, and the target's forward, against what this card can do?
 
-    python -m bench.trainer [--length 2048] [--drafters 1 3] [--steps 20] [--tiny] [--out FILE]
+    python -m bench.trainer [--shapes qwen3-8b] [--length 2048] [--drafters 1 3] [--graphs on off] [--steps 20]
+                            [--apart] [--processes N] [--target] [--out FILE]
 
 Prints a JSON line for the ceiling (bf16 matrix product of 8192, TFLOP/s), then one for each number of drafters, every
-one a thread with a replica of its own on the same device, which average their gradients as in a run: milliseconds a
-step, of which forward + loss + backward (one drafter only), useful TFLOP/s of all together, share of the ceiling, and
-gigabytes at the peak. Useful: no recomputation counted, a slot sees half the context on average, the frozen head has no
+one a thread with a replica of its own on the same device, which average their gradients as in a run (`--apart`: which
+do not): milliseconds a step and steps a second of all together, milliseconds of forward + loss + backward (one drafter
+only), useful TFLOP/s of all together, share of the ceiling, and gigabytes at the peak. `--processes`: so many processes
+with a drafter each at the same time, to hold threads against. `--target`: the forward of a target of these shapes, with
+random weights. Useful: no recomputation counted, a slot sees half the context on average, the frozen head has no
 gradient of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -27,10 +33,12 @@ from trainer import compile_plan
 from trainer.blocks import generator_for, lay_out, pick_anchors
 from trainer.config import Config
 from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
 from trainer.order import Cursor
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas
+from trainer.target import Target
 
 WARM = 4
 QWEN3_8B = {
@@ -38,11 +46,22 @@ QWEN3_8B = {
                           rms_norm_eps=1e-6, rope_theta=1e6),
     "vocabulary": 151_936, "anchors": 512, "block_size": 16,
 }  # fmt: skip
+SMOLLM2 = {
+    "shape": DrafterShape(hidden=576, captured=5, layers=3, heads=9, kv_heads=3, head_dim=64, intermediate=1536,
+                          rms_norm_eps=1e-6, rope_theta=1e5),
+    "vocabulary": 49_152, "anchors": 64, "block_size": 8,
+}  # fmt: skip
 TINY = {
     "shape": DrafterShape(hidden=64, captured=2, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96,
                           rms_norm_eps=1e-6, rope_theta=1e6),
     "vocabulary": 512, "anchors": 16, "block_size": 4,
 }  # fmt: skip
+SHAPES = {"qwen3-8b": QWEN3_8B, "smollm2": SMOLLM2, "tiny": TINY}
+TARGETS = {
+    "qwen3-8b": {"layers": 36, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 12288},
+    "smollm2": {"layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536},
+    "tiny": {"layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 96},
+}
 
 
 def useful_flop(sizes: dict[str, Any], length: int) -> float:
@@ -113,103 +132,214 @@ def config_for(sizes: dict[str, Any], length: int, device: torch.device, drafter
     })  # fmt: skip
 
 
-def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, steps: int) -> dict[str, Any]:
-    config = config_for(sizes, length, device, drafters)
-    table = (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=device) * 0.02).to(torch.bfloat16)
-    head = (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=device) * 0.02).to(torch.bfloat16)
-    ends = FrozenEnds(embedding_VH=table, head_VH=head)
-    kernels = kernels_for(device)
-    members = [
-        Replica(sizes["shape"], ends, kernels, config, device, initial=generator_for("weights"))
-        for _ in range(drafters)
-    ]
-    batches = [make_batch(member, sizes, length, rank) for rank, member in enumerate(members)]
-    replicas = Replicas(drafters)
-    if drafters > 1:
-        for member in members:
-            member.exchange_early()
+class Drafters:
+    """So many replicas on one device, warm, with a thread each; `run` lets them step."""
 
-    def step(rank: int) -> None:
-        average = partial(members[rank].average, replicas, rank) if drafters > 1 else None
-        members[rank].step([batches[rank]], lr=1e-5, average=average, hashed=False)
+    def __init__(self, sizes: dict[str, Any], length: int, device: torch.device, count: int, *, graphs: bool,
+                 apart: bool) -> None:  # fmt: skip
+        self.device, self.count, self.apart = device, count, apart or count == 1
+        config = config_for(sizes, length, device, count)
+        table, head = (
+            (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=device) * 0.02).to(torch.bfloat16)
+            for _ in range(2)
+        )
+        ends = FrozenEnds(embedding_VH=table, head_VH=head)
+        self.kernels = kernels_for(device)
+        self.members = [
+            Replica(sizes["shape"], ends, self.kernels, config, device, initial=generator_for("weights"))
+            for _ in range(count)
+        ]
+        self.batches = [make_batch(member, sizes, length, rank) for rank, member in enumerate(self.members)]
+        units = compile_plan.plan([device] if self.kernels.compiles else [], rows=1, context_length=length,
+                                  anchors=sizes["anchors"], block_size=sizes["block_size"])  # fmt: skip
+        started = time.monotonic()
+        compile_plan.warm_up(units, self._warm, say=lambda _: None)
+        for member, batch in zip(self.members, self.batches, strict=True):
+            if graphs:
+                member.record([batch], averaged=not self.apart, several=False)
+        settle(device)
+        self.warm_up_s = time.monotonic() - started
 
-    def warm(_unit: compile_plan.Unit) -> dict[str, Any]:
-        compile_plan.settle_thread(device, cpu_threads=1, compiles=kernels.compiles)
-        with members[0].stream():
-            members[0].loss_and_gradients(batches[0])
-        return kernels.of(batches[0].shape).compiled
+    def _settle_thread(self) -> None:
+        compile_plan.settle_thread(self.device, cpu_threads=1, compiles=self.kernels.compiles)
 
-    units = compile_plan.plan([device] if kernels.compiles else [], rows=1, context_length=length,
-                              anchors=sizes["anchors"], block_size=sizes["block_size"])  # fmt: skip
-    started = time.monotonic()
-    compile_plan.warm_up(units, warm, say=lambda _: None)
-    warm_up_s = time.monotonic() - started
-    compiles = compile_plan.watch.compiles
-    settle(device)
-    times: list[float] = []
-    core: list[float] = []
+    def _warm(self, _unit: compile_plan.Unit) -> dict[str, Any]:
+        self._settle_thread()
+        with self.members[0].stream():
+            self.members[0].loss_and_gradients(self.batches[0])
+        return self.kernels.of(self.batches[0].shape).compiled
 
-    def work(rank: int) -> None:
-        compile_plan.settle_thread(device, cpu_threads=1, compiles=kernels.compiles)
-        with members[rank].stream():
-            marks = []
-            for number in range(WARM + steps):
-                if number >= WARM and rank == 0:
-                    marks.append(mark(device))
-                step(rank)
-            marks.append(mark(device))
-            settle(device)
+    def run(self, steps: int) -> tuple[list[float], float]:
+        """Milliseconds of each of the first one's steps, and seconds for all of everybody."""
+        replicas, gate = Replicas(self.count), threading.Barrier(self.count + 1)
+        times: list[float] = []
+
+        def work(rank: int) -> None:
+            self._settle_thread()
+            member, batch = self.members[rank], self.batches[rank]
+            average = None if self.apart else partial(member.average, replicas, rank)
+            gate.wait()
+            before = None
+            with member.stream():
+                marks = []
+                for _ in range(steps):
+                    marks.append(mark(self.device))
+                    figures = member.step([batch], lr=1e-5, average=average, hashed=False)
+                    if before is not None:
+                        before.wait()  # as in a run, which is never more than a step ahead
+                    before = figures
+                marks.append(mark(self.device))
+                figures.wait()
             if rank == 0:
                 times.extend(milliseconds(one, other) for one, other in itertools.pairwise(marks))
-            if rank == 0 and drafters == 1:
-                for _ in range(steps):
-                    begun = mark(device)
-                    members[0].loss_and_gradients(batches[0])
-                    ended = mark(device)
-                    settle(device)
-                    core.append(milliseconds(begun, ended))
 
-    threads = [threading.Thread(target=work, args=(rank,), name=f"drafter-{rank}") for rank in range(drafters)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        threads = [threading.Thread(target=work, args=(rank,), name=f"drafter-{rank}") for rank in range(self.count)]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        started = time.monotonic()
+        for thread in threads:
+            thread.join()
+        settle(self.device)
+        return times, time.monotonic() - started
+
+    def core_ms(self, steps: int) -> float:
+        """Forward, loss and backward alone, of the first one."""
+        found = []
+        self._settle_thread()
+        with self.members[0].stream():
+            for _ in range(steps):
+                begun = mark(self.device)
+                self.members[0].loss_and_gradients(self.batches[0])
+                ended = mark(self.device)
+                settle(self.device)
+                found.append(milliseconds(begun, ended))
+        return statistics.median(found)
+
+
+def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, steps: int, *, graphs: bool,
+            apart: bool) -> dict[str, Any]:  # fmt: skip
+    made = Drafters(sizes, length, device, drafters, graphs=graphs, apart=apart)
+    compiles = compile_plan.watch.compiles
+    made.run(WARM)
+    times, seconds = made.run(steps)
     low, step_ms, high = (round(value, 2) for value in statistics.quantiles(times, n=4))
     return {
-        "drafters": drafters,
-        "length": length,
-        "step_ms": step_ms,
-        "step_ms_quartiles": [low, high],
-        "core_ms": round(statistics.median(core), 2) if core else None,
-        "tflop_s": drafters * useful_flop(sizes, length) / step_ms / 1e9,
-        "warm_up_s": round(warm_up_s, 1),
-        "late_compiles": compile_plan.watch.compiles - compiles,
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
-    }
+        "drafters": drafters, "graphs": graphs, "exchange": not made.apart, "length": length,
+        "step_ms": step_ms, "step_ms_quartiles": [low, high], "steps_s": round(drafters * steps / seconds, 1),
+        "core_ms": round(made.core_ms(min(steps, 20)), 2) if drafters == 1 else None,
+        "tflop_s": drafters * useful_flop(sizes, length) * steps / seconds / 1e12,
+        "warm_up_s": round(made.warm_up_s, 1), "late_compiles": compile_plan.watch.compiles - compiles,
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
+    }  # fmt: skip
+
+
+def processes(arguments: argparse.Namespace, count: int, *, graphs: bool) -> dict[str, Any]:
+    """`count` processes with a drafter each, let go together once all are warm; steps a second of all together."""
+    command = [
+        sys.executable, "-m", "bench.trainer", "--child", "--shapes", arguments.shapes,
+        "--graphs", "on" if graphs else "off", "--length", str(arguments.length), "--steps", str(arguments.steps),
+    ]  # fmt: skip
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
+    for child in children:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    rates = [float(child.communicate()[0]) for child in children]
+    return {"processes": count, "graphs": graphs, "steps_s": round(sum(rates), 1), "each": rates}
+
+
+def child(sizes: dict[str, Any], length: int, device: torch.device, steps: int, *, graphs: bool) -> None:
+    made = Drafters(sizes, length, device, 1, graphs=graphs, apart=True)
+    made.run(WARM)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    _, seconds = made.run(steps)
+    print(round(steps / seconds, 1), flush=True)
+
+
+def target_forward(name: str, length: int, device: torch.device, steps: int) -> dict[str, Any]:
+    """The forward of a target of these shapes through `Target.features`, as in a run."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes, own = SHAPES[name], TARGETS[name]
+    config = Qwen3Config(
+        vocab_size=sizes["vocabulary"], hidden_size=sizes["shape"].hidden, intermediate_size=own["intermediate"],
+        num_hidden_layers=own["layers"], num_attention_heads=own["heads"], num_key_value_heads=own["kv_heads"],
+        head_dim=own["head_dim"], tie_word_embeddings=False, attn_implementation="sdpa", dtype=torch.bfloat16,
+    )  # fmt: skip
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
+    ids_BS = torch.randint(4, sizes["vocabulary"], (1, length), generator=generator_for("ids"))
+    layer_ids = choose_layers(None, sizes["shape"].captured, count=own["layers"])
+    target = Target(model, None, layer_ids=layer_ids, device=device, files={})
+    linear = 2 * sum(module.weight.numel() for module in model.model.modules() if isinstance(module, torch.nn.Linear))
+    flop = length * linear + own["layers"] * 2 * length**2 * own["heads"] * own["head_dim"]
+    line: dict[str, Any] = {"target": name, "length": length}
+    compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
+    for graphs in (False, True) if device.type == "cuda" else (False,):
+        if graphs:
+            target.record([ids_BS])
+        times = []
+        with target.stream():
+            for _ in range(WARM + steps):
+                begun = mark(device)
+                target.features(ids_BS)
+                ended = mark(device)
+                settle(device)
+                times.append(milliseconds(begun, ended))
+        ms = statistics.median(times[WARM:])
+        line |= {f"forward_ms{'_graphs' if graphs else ''}": round(ms, 2), "tflop_s": flop / ms / 1e9}
+    return line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shapes", choices=SHAPES, default="qwen3-8b")
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--drafters", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--drafters", type=int, nargs="*", default=[1, 3])
+    parser.add_argument("--graphs", choices=("on", "off"), nargs="+", default=["on"])
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--target", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--tiny", action="store_true", help="small shapes, to try this program without a GPU")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    sizes = TINY if arguments.tiny else QWEN3_8B
-    card = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    sizes = SHAPES[arguments.shapes]
+    if arguments.child:
+        child(sizes, arguments.length, device, arguments.steps, graphs=arguments.graphs == ["on"])
+        return
     ceiling = ceiling_tflop_s(device)
-    lines: list[dict[str, Any]] = [{"card": card, "torch": torch.__version__, "ceiling_tflop_s": round(ceiling, 1)}]
-    print(json.dumps(lines[0]), flush=True)
-    for drafters in arguments.drafters:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        line = measure(sizes, arguments.length, device, drafters, arguments.steps)
-        line |= {"tflop_s": round(line["tflop_s"], 1), "ceiling": round(line["tflop_s"] / ceiling, 3)}
+    card = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    lines: list[dict[str, Any]] = []
+
+    def found(line: dict[str, Any]) -> None:
+        if "tflop_s" in line:
+            line |= {"tflop_s": round(line["tflop_s"], 1), "ceiling": round(line["tflop_s"] / ceiling, 3)}
         lines.append(line)
         print(json.dumps(line), flush=True)
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    found({"card": card, "torch": torch.__version__, "ceiling_tflop_s": round(ceiling, 1), "shapes": arguments.shapes})
+    for drafters in arguments.drafters:
+        for graphs in [one == "on" and device.type == "cuda" for one in arguments.graphs]:
+            found(measure(
+                sizes, arguments.length, device, drafters, arguments.steps, graphs=graphs, apart=arguments.apart
+            ))  # fmt: skip
+    if arguments.processes:
+        for graphs in [one == "on" and device.type == "cuda" for one in arguments.graphs]:
+            found(processes(arguments, arguments.processes, graphs=graphs))
+    if arguments.target:
+        found(target_forward(arguments.shapes, arguments.length, device, arguments.steps))
     if arguments.out:
         arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -46,7 +46,10 @@ class Blocks:
         return Blocks(**{name: getattr(self, name)[part] for name in self.__slots__})
 
     def tensors(self) -> list[Tensor]:
-        return [getattr(self, name) for name in self.__slots__]
+        return list(self.named().values())
+
+    def named(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @property
     def block_size(self) -> int:

@@ -33,7 +33,7 @@ def chunks(rows: int, at_most: int) -> tuple[int, int]:
     return size, rows % size
 
 
-def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum: float, chunk_rows: int,
+def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum: float | Tensor, chunk_rows: int,
                chunk_loss: ChunkLoss = weighted_cross_entropy, last_chunk_loss: ChunkLoss = weighted_cross_entropy
                ) -> Tensor:  # fmt: skip
     """sum(weight * cross entropy) / `weight_sum` over slots 1..K-1 of all blocks, in chunks of equally many rows and at

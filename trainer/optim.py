@@ -139,17 +139,21 @@ class AdamW:
         ends = [(slice(0, flat.decaying), config.weight_decay), (slice(flat.decaying, None), 0.0)]
         parts = [nn.Parameter(flat.weights[end]) for end, _ in ends]
         groups = [{"params": [part], "weight_decay": decay} for part, (_, decay) in zip(parts, ends, strict=True)]
-        self._torch = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=1e-8, fused=True)
+        device = flat.weights.device
+        self.lr = torch.full((), config.lr, device=device)
+        """Whoever calls `step` fills it first."""
+        self._torch = torch.optim.AdamW(
+            groups, lr=self.lr, betas=(config.beta1, config.beta2), eps=1e-8, fused=True,
+            capturable=device.type == "cuda",
+        )  # fmt: skip
         for part, (end, _) in zip(parts, ends, strict=True):
             part.grad = flat.gradients[end]
             moments = {key: moment[end] for key, moment in self.moments.items()}
             self._torch.state[part] = {"step": torch.zeros((), device=part.device), **moments}
 
-    def step(self, lr: float, *, norm: Tensor, broken: Tensor) -> None:
+    def step(self, *, norm: Tensor, broken: Tensor) -> None:
         """Scale the gradients, whose norm is `norm`, down to `clip_norm`, and take a step; where `broken` is 1 leave
         weights and moments as they are. Both are on the device, and nothing here waits for them."""
-        for group in self._torch.param_groups:
-            group["lr"] = lr
         # torch's kernel divides by the one and skips everything by the other, in the pass that it makes anyway.
         self._torch.grad_scale = (norm / self.config.clip_norm).clamp(min=1.0)
         self._torch.found_inf = broken

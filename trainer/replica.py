@@ -2,13 +2,15 @@
 
 A drafter thread owns one `Replica`; the compile plan borrows it once, before the threads start. On CUDA a replica works
 on a stream of its own, and nothing in a step waits for the device: a step's figures are copied to the host as it goes
-on, and read when the next one is under way.
+on, and read when the next one is under way. What a step does there is recorded beforehand (`record`), and then launched
+as two CUDA graphs, with the exchange of gradients between them: `_forward_backward` and `_finish`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +21,18 @@ from trainer.blocks import Blocks, bring
 from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.graphs import Graphs
 from trainer.kernels import KernelSets, Shape
 from trainer.loss import block_loss
 from trainer.optim import AdamW, FlatWeights
 from trainer.order import Cursor
-from trainer.replicas import Replicas, weight_hash
+from trainer.replicas import Part, Replicas, event_here, weight_hash
+
+
+def shape_of(features_BSF: Tensor, blocks: Blocks) -> Shape:
+    """Of a micro-batch; by it its kernels are chosen, and its graph."""
+    rows, length, _ = features_BSF.shape
+    return rows, length, blocks.anchors_BN.shape[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +58,10 @@ class MicroBatch:
 
     @property
     def shape(self) -> Shape:
-        """By which its kernels are chosen."""
-        rows, length, _ = self.features_BSF.shape
-        return rows, length, self.blocks.anchors_BN.shape[1]
+        return shape_of(self.features_BSF, self.blocks)
+
+    def inputs(self) -> dict[str, Tensor]:
+        return {"features_BSF": self.features_BSF, **self.blocks.named()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +117,10 @@ class Replica:
         self.flat = FlatWeights(self.drafter, ends.head_VH.dtype)
         self.optimizer = AdamW(self.flat, config.optimizer)
         self._chunk_rows = config.drafter.head_chunk_rows
-        self._broken = torch.zeros((), device=device)
-        """1 from the first loss or gradient on that is not finite: the weights stay as they were before it."""
+        # What a step reads and leaves on the device, each time in the same place.
+        self._loss, self._own_norm, self._weight_sum, self._broken = torch.zeros(4, device=device).unbind()
+        """`_broken` is 1 from the first loss or gradient on that is not finite: the weights stay as they were."""
+        self._values_3 = torch.zeros(3, device=device, dtype=torch.float64)
         self.scale = 1.0
         """Of the gradients: as many as there are replicas, where each steps on its own share's alone."""
         self.steps_done = 0
@@ -117,6 +129,9 @@ class Replica:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._exchange = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._graphs = Graphs(self._stream)
+        self._parts: dict[Hashable, list[Part]] = {}
+        """Of each graph that takes gradients early: the parts, with the events that it records when it runs."""
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What this replica does belongs inside: its own stream, where there are streams."""
@@ -124,8 +139,7 @@ class Replica:
 
     def exchange_early(self) -> None:
         """Let a layer's gradients be ready for the others as soon as they are there; before anything is compiled."""
-        device, stream = self.device, self._stream
-        self.flat.collect_early(lambda: torch.cuda.current_stream(device).record_event() if stream else None)
+        self.flat.collect_early(functools.partial(event_here, self.device))
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
                tokens: int, cursor: Cursor, made: Span | None = None, made_by: int = 0) -> MicroBatch:  # fmt: skip
@@ -160,49 +174,100 @@ class Replica:
         """One optimizer step on `batches` together. `average` brings the other replicas' gradients into the flat ones;
         `after` may change the weights that the optimizer has left. A step with a loss or gradient that is not finite
         changes nothing, and neither does any after it. `hashed`: the figures hold the new weights' hash."""
-        loss, self._stalls = torch.zeros((), device=self.device), []
+        self._stalls = []
         for number, batch in enumerate(batches):
             self.flat.adds = number > 0
-            loss = loss + self.loss_and_gradients(batch)
+            self.loss_and_gradients(batch)
         self.flat.adds = False
-        own_norm = norm = self.flat.gradients.norm()
         if average is not None:
             average()
-            norm = self.flat.gradients.norm()
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
-        self._broken = torch.where(finite, self._broken, 1.0)
-        self.optimizer.step(lr, norm=norm, broken=self._broken)
+        self.optimizer.lr.fill_(lr)
+        self._run(("finish", average is not None), {}, functools.partial(self._finish, averaged=average is not None))
         self.steps_done += 1
         if after is not None:
             after()
-        values_3 = torch.stack([loss, own_norm, norm]).double()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
-            return Figures(values_3=values_3, hash=hash_, done=None)
-        host_3 = values_3.to("cpu", non_blocking=True)
+            return Figures(values_3=self._values_3.clone(), hash=hash_, done=None)
+        host_3 = self._values_3.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
         return Figures(values_3=host_3, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
 
-    def loss_and_gradients(self, batch: MicroBatch) -> Tensor:
-        """Fill the flat gradients; returns this share's part of the step's loss, on the device.
+    def loss_and_gradients(self, batch: MicroBatch) -> None:
+        """Fill the flat gradients, or add to them, and so with this share's part of the step's loss.
 
         Once compiling is forbidden, a batch of a shape that was not warmed is an error that names it.
         """
-        kernels = self.kernels.of(batch.shape)
         if batch.ready is not None:
             begin = mark(self.device)
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
             self._stalls.append(Span(begin=begin, end=mark(self.device)))
-        features_BSF = batch.features_BSF.to(self.ends.head_VH.dtype)
-        slots_BTH = self.drafter(features_BSF, batch.blocks, self.ends, kernels)
+        self._weight_sum.fill_(batch.weight_sum / self.scale)
+        self._run((batch.shape, self.flat.adds), batch.inputs(), self._forward_backward)
+
+    # --- what a device does in a step -------------------------------------------------------------------------------
+
+    def record(self, batches: Iterable[MicroBatch], *, averaged: bool, several: bool) -> None:
+        """Have what a step does launched as CUDA graphs from now on: for the shapes of `batches`; with gradients that
+        are `averaged` over replicas or not; and, if a step takes `several` micro-batches, for the later ones of them
+        too. Raises `RuntimeError` where torch cannot; then all is as it was before.
+
+        Changes the gradients and nothing else. Belongs on the main thread, while no worker runs.
+        """
+        self.forget_graphs()
+        try:
+            for batch in batches:
+                for adds in (False, True)[: 1 + several]:
+                    self.flat.adds = adds
+                    key, inputs = (batch.shape, adds), batch.inputs()
+                    self._weight_sum.fill_(batch.weight_sum)
+                    with self.stream():
+                        self._forward_backward(inputs)  # libraries make their workspaces at the first call
+                    self._graphs.record(key, inputs, self._forward_backward)
+                    self._parts[key] = list(self.flat.parts)
+            finish = functools.partial(self._finish, averaged=averaged)
+            self._graphs.record(("finish", averaged), {}, finish)
+        except BaseException:
+            self.forget_graphs()
+            raise
+        finally:
+            self.flat.adds = False
+
+    def forget_graphs(self) -> None:
+        """Back to launching kernel by kernel."""
+        self._graphs.clear()
+        self._parts.clear()
+
+    def _run(self, key: Hashable, inputs: dict[str, Tensor], work: Callable[[Mapping[str, Tensor]], None]) -> None:
+        if key not in self._graphs:
+            work(inputs)
+            return
+        self._graphs.launch(key, inputs)
+        if parts := self._parts.get(key):
+            self.flat.parts = list(parts)
+
+    def _forward_backward(self, inputs: Mapping[str, Tensor]) -> None:
+        blocks = Blocks(**{name: tensor for name, tensor in inputs.items() if name != "features_BSF"})
+        features_BSF = inputs["features_BSF"].to(self.ends.head_VH.dtype)
+        kernels = self.kernels.of(shape_of(features_BSF, blocks))
+        slots_BTH = self.drafter(features_BSF, blocks, self.ends, kernels)
         loss = block_loss(
-            slots_BTH, batch.blocks, self.ends.head_VH, weight_sum=batch.weight_sum / self.scale,
-            chunk_rows=self._chunk_rows, chunk_loss=kernels.chunk_loss,
-            last_chunk_loss=kernels.last_chunk_loss,
+            slots_BTH, blocks, self.ends.head_VH, weight_sum=self._weight_sum, chunk_rows=self._chunk_rows,
+            chunk_loss=kernels.chunk_loss, last_chunk_loss=kernels.last_chunk_loss,
         )  # fmt: skip
         loss.backward()
         self.flat.collect()
-        return loss.detach() / self.scale
+        own = loss.detach() / self.scale
+        self._loss.copy_(self._loss + own if self.flat.adds else own)
+        self._own_norm.copy_(self.flat.gradients.norm())
+
+    def _finish(self, _inputs: Mapping[str, Tensor], *, averaged: bool) -> None:
+        """From the gradients, of all replicas or its own, to the next weights; and what the step came to."""
+        norm = self.flat.gradients.norm() if averaged else self._own_norm
+        finite = torch.isfinite(self._loss) & torch.isfinite(norm)
+        self._broken.copy_(torch.where(finite, self._broken, 1.0))
+        self.optimizer.step(norm=norm, broken=self._broken)
+        self._values_3.copy_(torch.stack([self._loss, self._own_norm, norm]))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, no copy, by the names that the servers load."""

@@ -90,14 +90,14 @@ class Replicas:
                 for other in range(1, self.count):
                     total += self._of(0, other, number, low, high, flat.device)
                 flat[low:high] = total
-                added.append(dataclasses.replace(part, ready=_event(flat.device)))
+                added.append(dataclasses.replace(part, ready=event_here(flat.device)))
             for number, part in enumerate(self._published(1, rank, added)):
                 for other in range(self.count):
                     if other != rank:
                         low, high = self._slice(other, part)
                         flat[low:high] = self._of(1, other, number, low, high, flat.device)
             # The caller changes it next: not before everybody has fetched this replica's slices.
-            self._published(2, rank, [dataclasses.replace(whole[0], ready=_event(flat.device))])
+            self._published(2, rank, [dataclasses.replace(whole[0], ready=event_here(flat.device))])
         for (end,) in self._parts[2]:
             _wait_for(end.ready, flat.device)
 
@@ -126,8 +126,14 @@ class Replicas:
         return flat[low:high].to(device)
 
 
-def _event(device: torch.device) -> Any:
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+def event_here(device: torch.device) -> Any:
+    """What is told to `device` after it may rely on what its current stream was told so far. In a graph that is being
+    recorded: after it in the graph's latest launch."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(external=torch.cuda.is_current_stream_capturing())
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _wait_for(event: Any, device: torch.device) -> None:

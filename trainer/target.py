@@ -11,7 +11,7 @@ import contextlib
 import copy
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trainer.blocks import bring
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.graphs import Graphs
 from trainer.inputs import LayerError, choose_layers
 
 SAMPLES, SAMPLE_BYTES = 256, 1 << 16
@@ -44,6 +45,7 @@ class Target:
         """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._graphs = Graphs(self._stream)
         self._captured = _Captured()
         layers = _decoder_layers(model)
         for layer_id in layer_ids:
@@ -53,6 +55,7 @@ class Target:
         """The same model for one more thread of its device."""
         other = copy.copy(self)
         other._stream = torch.cuda.Stream(self.device) if self._stream else None
+        other._graphs = Graphs(other._stream)
         return other
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
@@ -62,9 +65,31 @@ class Target:
     @torch.no_grad()
     def features(self, ids_BS: Tensor) -> Tensor:
         """The captured layers' outputs side by side [B, S, captured * H], in the target's type."""
+        inputs = {"ids_BS": bring(ids_BS, self.device)}
+        if ids_BS.shape in self._graphs:
+            # The next launch overwrites what this one has made.
+            return self._graphs.launch(ids_BS.shape, inputs).clone()
+        return self._forward(inputs)
+
+    @torch.no_grad()
+    def record(self, batches: Iterable[Tensor]) -> None:
+        """Have the forward of batches shaped like these launched as a CUDA graph from now on. Raises `RuntimeError`
+        where torch cannot; then all is as it was before. Belongs on the main thread, while no worker runs."""
+        self._graphs.clear()
+        try:
+            for ids_BS in batches:
+                inputs = {"ids_BS": bring(ids_BS, self.device)}
+                with self.stream():
+                    self._forward(inputs)  # libraries make their workspaces at the first call
+                self._graphs.record(ids_BS.shape, inputs, self._forward)
+        except BaseException:
+            self._graphs.clear()
+            raise
+
+    def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         outputs = self._captured.outputs
         outputs.clear()
-        self.model.base_model(input_ids=bring(ids_BS, self.device), use_cache=False)
+        self.model.base_model(input_ids=inputs["ids_BS"], use_cache=False)
         features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
         outputs.clear()
         return features

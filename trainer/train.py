@@ -14,14 +14,14 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 import torch
 
-from trainer import checkpoint, compile_plan, regroup
+from trainer import checkpoint, compile_plan, graphs, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
 from trainer.data import Rows, load_rows
@@ -98,11 +98,12 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
         compile_plan.check_torch()
     if any(device.type == "cuda" for device in compiling):
         keep_compiled_code(config, reporter, os.environ)
-    units = [unit for length in config.data.lengths for unit in compile_plan.plan(
+    training.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
         compiling, rows=training.share, context_length=length, anchors=config.anchors_at(length),
         block_size=config.drafter.block_size,
     )]  # fmt: skip
-    compile_plan.warm_up(units, training.warm_up, say=reporter.say)
+    compile_plan.warm_up(training.units, training.warm_up, say=reporter.say)
+    training.get_ready()
     return training
 
 
@@ -124,9 +125,11 @@ class Training:
         self.share = config.batch_size // self.count
         self.targets = dict(enumerate(targets))
         self.members = make_replicas(config, targets, shape)
-        if config.sync == "grads" and self.count > 1:
+        # On one device there is nothing to gain: it is busy with one thing or the other.
+        if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
             for member in self.members.values():
                 member.exchange_early()
+        self.units: list[compile_plan.Unit] = []
         self.lost: list[str] = []
         self.must_keep = what_must_stay(config, targets[0], rows, shape)
         self.steps_done = 0
@@ -191,7 +194,6 @@ class Training:
         config, member, alone = self.config, self.members[rank], len(self.members) == 1
         gate.wait()
         self._settle(member)
-        member.scale = 1.0 if config.sync == "grads" else float(len(self.members))
         average = functools.partial(member.average, self.replicas, place)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):
@@ -365,6 +367,7 @@ class Training:
         left = [*(f"target-{number}" for number in self.targets), *(f"drafter-{rank}" for rank in self.members)]
         self.reporter.say(f"degraded: without {', '.join(self.lost)}, after {agreed_at} steps; {', '.join(left)} go on")
         self.reporter.event("degraded", lost=self.lost, left=left, step=agreed_at)
+        self.get_ready()
         self.watchdog.again()
         if self.steps_done == self.config.steps:
             self._save()
@@ -392,18 +395,49 @@ class Training:
         """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
         member = next(member for member in self.members.values() if str(member.device) == unit.device)
         self._settle(member)
+        batch = self._some_batch(unit, member)
+        with member.stream():
+            member.loss_and_gradients(batch)
+        return member.kernels.of(unit.shape).compiled
+
+    def get_ready(self) -> None:
+        """Whatever depends on how many workers there are, before they start: also what is recorded as CUDA graphs."""
+        alone, several = len(self.members) == 1, self.count > len(self.members)
+        for member in self.members.values():
+            member.scale = 1.0 if self.config.sync == "grads" else float(len(self.members))
+        if self.config.cuda_graphs == "off":
+            return
+        for number, target in self.targets.items():
+            if target.device.type == "cuda":
+                compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
+                shapes = {(unit.rows, unit.context_length): self._some_rows(unit)[0] for unit in self.units}
+                self._record(f"target-{number}", functools.partial(target.record, shapes.values()))
+        for rank, member in self.members.items():
+            if member.device.type == "cuda":
+                self._settle(member)
+                batches = [self._some_batch(unit, member) for unit in self.units if unit.device == str(member.device)]
+                averaged = self.config.sync == "grads" and not alone
+                self._record(
+                    f"drafter-{rank}", functools.partial(member.record, batches, averaged=averaged, several=several)
+                )
+
+    def _record(self, name: str, record: Callable[[], None]) -> None:
+        graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
+
+    def _some_rows(self, unit: compile_plan.Unit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
-        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
-        target = self.targets[0]
+        return self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
+
+    def _some_batch(self, unit: compile_plan.Unit, member: Replica) -> MicroBatch:
+        """One of the unit's shape, as a target thread makes it."""
+        ids_BS, loss_mask_BS, starts_BS = self._some_rows(unit)
+        target = next(iter(self.targets.values()))
         with target.stream():
-            batch = member.accept(
+            return member.accept(
                 step=0, rows=[], features_BSF=target.features(ids_BS),
                 blocks=step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0), weight_sum=1.0, tokens=0,
                 cursor=self.cursor,
             )  # fmt: skip
-        with member.stream():
-            member.loss_and_gradients(batch)
-        return member.kernels.of(unit.shape).compiled
 
     def _settle(self, member: Replica) -> None:
         compile_plan.settle_thread(

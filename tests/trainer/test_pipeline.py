@@ -32,7 +32,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: int, worker: str, error: Exc
     """Let one drafter fail in the forward of a step."""
     original = Replica.loss_and_gradients
 
-    def broken(self: Replica, batch: MicroBatch) -> torch.Tensor:
+    def broken(self: Replica, batch: MicroBatch) -> None:
         if batch.step == step and threading.current_thread().name == worker:
             raise error
         return original(self, batch)
@@ -207,7 +207,7 @@ def test_a_worker_that_hangs_is_named_with_every_threads_stack_and_ends_the_run(
 ) -> None:  # fmt: skip
     original = Replica.loss_and_gradients
 
-    def hang_until_it_is_noticed(self: Replica, batch: MicroBatch) -> torch.Tensor:
+    def hang_until_it_is_noticed(self: Replica, batch: MicroBatch) -> None:
         if batch.step == 3 and threading.current_thread().name == "drafter-1":
             poll(lambda: events(tmp_path / "out", "exception"))
         return original(self, batch)

@@ -176,7 +176,8 @@ def test_flat_adamw_equals_torch_on_the_parameters_themselves() -> None:
         theirs(x).square().sum().backward()
         norm = flat.gradients.norm()
         assert norm.item() == pytest.approx(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.25).item(), rel=1e-5)
-        optimizer.step(0.1, norm=norm, broken=torch.zeros(()))
+        optimizer.lr.fill_(0.1)
+        optimizer.step(norm=norm, broken=torch.zeros(()))
         reference.step()
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.allclose(one, other, atol=1e-5)

@@ -194,7 +194,8 @@ def test_what_a_save_is_given_is_the_optimizers_own_state_and_no_copy(train: Tra
     member = training.members[0]
     moments = member.moments()
     before = {name: moment.clone() for name, moment in moments.items()}
-    member.optimizer.step(1e-3, norm=torch.ones(()), broken=torch.zeros(()))
+    member.optimizer.lr.fill_(1e-3)
+    member.optimizer.step(norm=torch.ones(()), broken=torch.zeros(()))
     assert len(before) == 2 * len(member.drafter.state_dict())
     assert not any(torch.equal(moment, before[name]) for name, moment in moments.items())
 

@@ -1,0 +1,30 @@
+"""What only a GPU can show; skipped, with its reason, where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.conftest import settings, start_trainer, tiny_target, train
+
+__all__ = ["settings", "start_trainer", "tiny_target", "train"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture
+def on_gpu(settings: dict[str, Any]) -> dict[str, Any]:
+    """Three drafters and the target on one device; 30 steps."""
+    settings["devices"] = {"target": ["cuda:0"], "drafter": ["cuda:0"] * 3}
+    settings["drafter"] |= {"anchors": 16, "block_size": 8, "head_dim": 64, "heads": 4, "kv_heads": 2}
+    settings["data"]["sequence_length"] = 128
+    settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
+    return {**settings, "steps": 30, "batch_size": 6, "checkpoint_every": 100_000}
