@@ -283,7 +283,7 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
     for graphs in (False, True) if device.type == "cuda" else (False,):
         if graphs:
-            target.record([ids_BS])
+            target.record([(ids_BS,)])
         times = []
         with target.stream():
             for _ in range(WARM + steps):

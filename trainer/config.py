@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 import typedyaml
 from trainer import inputs
-from typedyaml import Abbreviated, Float, Int, Model, ProblemAt, Str
+from typedyaml import Abbreviated, Bool, Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]
 Index = Annotated[Int, Field(ge=0)]
@@ -97,6 +97,9 @@ class DataConfig(Model):
     buckets: Annotated[list[Length], Field(min_length=1)] | None = None
     """Lengths to which rows are padded, rising to `sequence_length`: each row to the shortest one that it fits, and all
     rows of a step to the same. Every bucket is compiled for itself. Left out: all rows to `sequence_length`."""
+    packing: Bool = False
+    """Put several documents into a row, as many as have room. Each is trained on as if it were alone: nothing sees
+    across, and positions begin anew."""
 
     @property
     def lengths(self) -> list[int]:
@@ -243,9 +246,11 @@ class Config(Model):
         by their paths."""
         free = {"path", "dtype", "paths", "head_chunk_rows"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter")}
-        # One bucket is none, as in what was written before there were any.
+        # What changes nothing is not there, as in what was written before there was any of it.
         if len(self.data.lengths) == 1:
             del kept["data"]["buckets"]
+        if not self.data.packing:
+            del kept["data"]["packing"]
         return {"seed": self.seed, "batch_size": self.batch_size, **kept}
 
     def what_a_resume_may_change(self) -> dict[str, Any]:

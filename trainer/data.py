@@ -1,8 +1,8 @@
 """Text in, rows out: token ids, which of them are trained on, and to what length each row is padded.
 
-Conversations (JSONL) become one row each, trained on the assistant's turns only; plain text becomes rows of one
-document, never of two, so that nothing has to be hidden between documents. What cannot be used is counted and named
-by file and line.
+Conversations (JSONL) become one document each, trained on the assistant's turns only; plain text is cut into documents
+as long as a row at most. A row is one document, or, with `packing`, as many as have room in it, each of which is
+trained on as if it were alone. What cannot be used is counted and named by file and line.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trainer.config import ConfigError, DataConfig, expand_path
 from trainer.order import Cursor, Order, pad_to
+from trainer.packing import pack
 
 MIN_TRAINED_TOKENS = 2
 """An anchor needs two neighbouring tokens that are trained on."""
@@ -48,7 +49,8 @@ class Rows:
     ids_RS: Tensor
     loss_mask_RS: Tensor
     starts_RS: Tensor
-    """Where in its row the document begins that a token belongs to."""
+    """Where in its row the document begins that a token belongs to; zeros where a row is one document. In packed rows
+    the padding counts as one more."""
     lengths_R: Tensor
     order: Order
     bad: list[BadRow] = field(default_factory=list)
@@ -57,9 +59,9 @@ class Rows:
         return self.ids_RS.shape[0]
 
     def digest(self) -> str:
-        """Of all that is trained on: the ids and the loss mask."""
+        """Of all that is trained on: the ids and the loss mask, and where documents begin if not with their row."""
         digest = hashlib.sha256(repr(self.ids_RS.shape).encode())
-        for tensor in (self.ids_RS, self.loss_mask_RS):
+        for tensor in (self.ids_RS, self.loss_mask_RS, *([self.starts_RS] if self.starts_RS.any() else [])):
             digest.update(tensor.numpy())
         return digest.hexdigest()
 
@@ -80,27 +82,38 @@ def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: i
     """Read and tokenise everything. Raises `ConfigError` when nothing can be trained on."""
     bad: list[BadRow] = []
     if config.kind == "conversations":
-        rows = list(_conversation_rows(config, tokenizer, bad))
+        documents = list(_conversations(config, tokenizer, bad))
     else:
-        documents = _python_docs() if config.kind == "python-docs" else _text_files(config)
-        rows = list(_text_rows(documents, config.sequence_length, tokenizer, bad))
-    if not rows:
+        texts = _python_docs() if config.kind == "python-docs" else _text_files(config)
+        documents = list(_texts(texts, config.sequence_length, tokenizer, bad))
+    if not documents:
         first = f"; the first: {bad[0].where}: {bad[0].why}" if bad else ""
         raise ConfigError(f"data: no row of {config.kind} can be trained on ({len(bad)} bad{first})")
 
     length = config.sequence_length
+    alone = [[document] for document in range(len(documents))]
+    rows = pack([len(ids) for ids, _ in documents], length) if config.packing else alone
     ids_RS = torch.full((len(rows), length), _filler(tokenizer), dtype=torch.long)
     loss_mask_RS = torch.zeros((len(rows), length), dtype=torch.bool)
-    for index, (ids, flags) in enumerate(rows):
-        ids_RS[index, : len(ids)] = torch.tensor(ids)
-        loss_mask_RS[index, : len(ids)] = torch.tensor(flags)
+    # Takes no memory where a row is one document.
+    starts_RS = torch.zeros(ids_RS.shape if config.packing else (), dtype=torch.int32).expand(ids_RS.shape)
+    lengths_R = torch.zeros(len(rows), dtype=torch.long)
+    for row, members in enumerate(rows):
+        end = 0
+        for ids, flags in (documents[document] for document in members):
+            start, end = end, end + len(ids)
+            ids_RS[row, start:end] = torch.tensor(ids)
+            loss_mask_RS[row, start:end] = torch.tensor(flags)
+            if config.packing:
+                starts_RS[row, start:end] = start
+        if config.packing:
+            starts_RS[row, end:] = end
+        lengths_R[row] = end
     if (ids_RS == mask_token_id).any():
         raise ConfigError(
             f"drafter.mask_token_id: {mask_token_id} ({tokenizer.convert_ids_to_tokens(mask_token_id)!r}) occurs in the"
             " data; choose a token that never does"
         )
-    lengths_R = torch.tensor([len(ids) for ids, _ in rows])
-    starts_RS = torch.zeros((), dtype=torch.int32).expand(ids_RS.shape)
     order = Order(pad_to(lengths_R, config.lengths), seed=seed)
     return Rows(
         ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, starts_RS=starts_RS, lengths_R=lengths_R, order=order, bad=bad
@@ -136,8 +149,8 @@ def _text_files(config: DataConfig) -> Iterator[tuple[str, str]]:
             raise ConfigError(f"data.paths: {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _text_rows(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any, bad: list[BadRow]
-               ) -> Iterator[tuple[Ids, Flags]]:  # fmt: skip
+def _texts(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any, bad: list[BadRow]
+           ) -> Iterator[tuple[Ids, Flags]]:  # fmt: skip
     named = list(documents)
     if not named:
         return
@@ -154,7 +167,7 @@ def _text_rows(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any
 # --- conversations --------------------------------------------------------------------------------------------------
 
 
-def _conversation_rows(config: DataConfig, tokenizer: Any, bad: list[BadRow]) -> Iterator[tuple[Ids, Flags]]:
+def _conversations(config: DataConfig, tokenizer: Any, bad: list[BadRow]) -> Iterator[tuple[Ids, Flags]]:
     if not tokenizer.chat_template:
         raise ConfigError("data.kind: conversations need a target with a chat template; use text, or an instruct model")
     for path in _paths(config):

@@ -55,6 +55,11 @@ def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, starts_BS:
     )  # fmt: skip
 
 
+def target_inputs(config: Config, ids_BS: Tensor, blocks: Blocks) -> Sequence[Tensor]:
+    """What `Target.features` needs to know of these rows."""
+    return (ids_BS, blocks.positions_BS) if config.data.packing else (ids_BS,)
+
+
 class Feed:
     """What lies between the data and the drafters from step `first` on. `owners[i]` is the replica that share i is for,
     `targets` the target of each target thread by its number."""
@@ -90,7 +95,7 @@ class Feed:
             while (work := works.get()) is not None:
                 worker.step, worker.doing = work.step, "runs the target"
                 begin = mark(target.device)
-                features_BSF = target.features(work.ids_BS)
+                features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
                 made = Span(begin=begin, end=mark(target.device))
                 batch = self.owners[work.share].accept(
                     step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,

@@ -149,6 +149,9 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
         targets[name] = dtype
         # The widest layer's, and the captured ones, first apart and then side by side.
         here.work += tokens * (3 * widest + (4 + 2 * shape.captured) * text.hidden_size) * dtype.itemsize
+        if config.data.packing:
+            # Who sees whom: a few bytes for each pair while it is put together, and a number where attention takes it.
+            here.work += tokens * length * (3 + dtype.itemsize)
     ends_there: set[str] = set()
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in Drafter(shape).parameters())

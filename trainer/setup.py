@@ -135,8 +135,13 @@ def report_data(config: DataConfig, rows: Rows, reporter: Reporter) -> None:
     trained, tokens = int(rows.loss_mask_RS.sum()), int(rows.lengths_R.sum())
     padded_R = rows.order.padded_R
     counts = " ".join(f"{length}:{int((padded_R == length).sum())}" for length in config.lengths)
+    documents = ""
+    if config.packing:
+        place_S = torch.arange(config.sequence_length)
+        count = int(((rows.starts_RS == place_S) & (place_S < rows.lengths_R[:, None])).sum())
+        documents = f" documents={count}"
     reporter.say(
-        f"data rows={len(rows)} bad={len(rows.bad)} tokens={tokens} trained_on={trained} buckets {counts}"
+        f"data rows={len(rows)}{documents} bad={len(rows.bad)} tokens={tokens} trained_on={trained} buckets {counts}"
         f" padding={1 - tokens / int(padded_R.sum()):.1%}"
     )
     named = [f"{bad.where}: {bad.why}" for bad in rows.bad[:BAD_ROWS_RECORDED]]

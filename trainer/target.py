@@ -11,7 +11,7 @@ import contextlib
 import copy
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,33 +63,42 @@ class Target:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     @torch.no_grad()
-    def features(self, ids_BS: Tensor) -> Tensor:
-        """The captured layers' outputs side by side [B, S, captured * H], in the target's type."""
-        inputs = {"ids_BS": bring(ids_BS, self.device)}
-        if ids_BS.shape in self._graphs:
+    def features(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """The captured layers' outputs side by side [B, S, captured * H], in the target's type.
+
+        Rows of several documents need their positions, which begin anew with each: by that alone a model of Hugging
+        Face's keeps them apart; `see_that_documents_stay_apart` finds those that do not."""
+        inputs = self._inputs(ids_BS, positions_BS)
+        if (key := _key(inputs)) in self._graphs:
             # The next launch overwrites what this one has made.
-            return self._graphs.launch(ids_BS.shape, inputs).clone()
+            return self._graphs.launch(key, inputs).clone()
         return self._forward(inputs)
 
     @torch.no_grad()
-    def record(self, batches: Iterable[Tensor]) -> None:
-        """Have the forward of batches shaped like these launched as a CUDA graph from now on. Raises `RuntimeError`
-        where torch cannot; then all is as it was before. Belongs on the main thread, while no worker runs."""
+    def record(self, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Have what `features` does for batches shaped like these, each a sequence of what it is called with, launched
+        as a CUDA graph from now on. Raises `RuntimeError` where torch cannot; then all is as it was before. Belongs on
+        the main thread, while no worker runs."""
         self._graphs.clear()
         try:
-            for ids_BS in batches:
-                inputs = {"ids_BS": bring(ids_BS, self.device)}
+            for batch in batches:
+                inputs = self._inputs(*batch)
                 with self.stream():
                     self._forward(inputs)  # libraries make their workspaces at the first call
-                self._graphs.record(ids_BS.shape, inputs, self._forward)
+                self._graphs.record(_key(inputs), inputs, self._forward)
         except BaseException:
             self._graphs.clear()
             raise
 
+    def _inputs(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> dict[str, Tensor]:
+        """Of the model, on its device."""
+        given = {"input_ids": ids_BS} if positions_BS is None else {"input_ids": ids_BS, "position_ids": positions_BS}
+        return {name: bring(tensor, self.device) for name, tensor in given.items()}
+
     def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         outputs = self._captured.outputs
         outputs.clear()
-        self.model.base_model(input_ids=inputs["ids_BS"], use_cache=False)
+        self.model.base_model(**inputs, use_cache=False)
         features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
         outputs.clear()
         return features
@@ -101,6 +110,11 @@ class Target:
             captured.outputs[layer_id] = output[0] if isinstance(output, tuple) else output
 
         return capture
+
+
+def _key(inputs: Mapping[str, Tensor]) -> Hashable:
+    """Of the graph for these inputs."""
+    return *inputs, inputs["input_ids"].shape
 
 
 def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[Target]:
@@ -237,6 +251,26 @@ def _see_that_nothing_scales(model: Any, embedding: nn.Embedding, head: nn.Linea
                 f"target.path: {type(model).__name__} multiplies its {what} by {factor:.4g}, which neither the drafter"
                 " nor the servers do; choose another target"
             )
+
+
+def see_that_documents_stay_apart(target: Target) -> None:
+    """Raises `ConfigError` for a target whose features of a document depend on what else is in its row."""
+    one, other = torch.arange(12)[None], torch.arange(20, 29)[None]
+    ids = torch.cat((one, other), dim=1) % target.ends.embedding_VH.shape[0]
+    positions = torch.cat((torch.arange(one.shape[1]), torch.arange(other.shape[1])))[None]
+    with target.stream():
+        alone = target.features(ids[:, one.shape[1] :]).float()
+        mixed = target.features(ids)[:, one.shape[1] :].float()
+        try:
+            packed = target.features(ids, positions)[:, one.shape[1] :].float()
+        except TypeError:  # it takes no positions
+            packed = mixed
+    # Rounding differs too: what counts is how little of the difference that others make is left.
+    if (packed - alone).norm() > 0.25 * (mixed - alone).norm():
+        raise ConfigError(
+            f"data.packing: {type(target.model).__name__} mixes the documents of a row, wherever their positions begin;"
+            " leave packing out"
+        )
 
 
 def _ends(model: Any) -> FrozenEnds:

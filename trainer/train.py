@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from trainer import checkpoint, compile_plan, graphs, regroup
+from trainer.blocks import Blocks
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
-from trainer.feed import Feed, step_blocks
+from trainer.feed import Feed, step_blocks, target_inputs
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
 from trainer.order import Cursor
@@ -45,7 +46,7 @@ from trainer.setup import (
 from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
-from trainer.target import Target, drafter_shape, load_targets
+from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
 
 FAILED_WORKERS_TIMEOUT_S = 8.0
@@ -83,6 +84,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     reporter.phase("load_target")
     targets = load_targets(config.target, [torch.device(name) for name in config.devices.target])
     shape = drafter_shape(targets[0], config.drafter)
+    if config.data.packing:
+        see_that_documents_stay_apart(targets[0])
     reporter.phase("data")
     rows = load_rows(config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
     report_data(config.data, rows, reporter)
@@ -424,18 +427,20 @@ class Training:
     def _record(self, name: str, record: Callable[[], None]) -> None:
         graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
 
-    def _some_rows(self, unit: compile_plan.Unit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _some_rows(self, unit: compile_plan.Unit) -> tuple[Sequence[torch.Tensor], Blocks]:
+        """What the target is given for a micro-batch of the unit's shape, and its blocks."""
         # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
-        return self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
+        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0)
+        return target_inputs(self.config, ids_BS, blocks), blocks
 
     def _some_batch(self, unit: compile_plan.Unit, member: Replica) -> MicroBatch:
         """One of the unit's shape, as a target thread makes it."""
-        ids_BS, loss_mask_BS, starts_BS = self._some_rows(unit)
+        inputs, blocks = self._some_rows(unit)
         target = next(iter(self.targets.values()))
         with target.stream():
             return member.accept(
-                step=0, rows=[], features_BSF=target.features(ids_BS),
-                blocks=step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0), weight_sum=1.0, tokens=0,
+                step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, tokens=0,
                 cursor=self.cursor,
             )  # fmt: skip
 

@@ -13,7 +13,7 @@ LENGTH, ANCHORS, SIZE = 160, 40, 4
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_flex_attention_sees_and_computes_what_its_twin_does_also_for_padding_blocks(
+def test_flex_attention_sees_and_computes_what_its_twin_does_also_for_padding_and_packed_documents(
     monkeypatch: pytest.MonkeyPatch, kv_heads: int
 ) -> None:
     # As they are before torch.compile, which has no backward and little use on a CPU.
@@ -24,7 +24,12 @@ def test_flex_attention_sees_and_computes_what_its_twin_does_also_for_padding_bl
     drawn = [pick_anchors(mask_S, ANCHORS, generator_for("anchors", row)) for row, mask_S in enumerate(mask_BS)]
     anchors_BN, valid_BN = (torch.stack(parts) for parts in zip(*drawn, strict=True))
     assert valid_BN[0].all() and valid_BN[1].any() and not valid_BN[1].all()
-    blocks = lay_out(ids_BS, mask_BS, anchors_BN, valid_BN, block_size=SIZE, mask_token_id=3, gamma=4.0)
+    starts_BS = torch.zeros_like(ids_BS)
+    starts_BS[0, 70:], starts_BS[0, 100:] = 70, 100
+    blocks = lay_out(
+        ids_BS, mask_BS, anchors_BN, valid_BN, starts_BS=starts_BS, block_size=SIZE, mask_token_id=3, gamma=4.0
+    )
+    assert blocks.starts_BN[0].unique().tolist() == [0, 70, 100]
 
     slots = ANCHORS * SIZE
     query = torch.randn(2, 4, slots, 16, generator=generator_for("query"))
