@@ -23,6 +23,7 @@ else:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def record(cls: type[T]) -> type[T]:
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclass imports inspect to write down a signature
     made = dataclass(init=False, repr=False, eq=False, kw_only=True, slots=True)(cls)
     for name in ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
         setattr(made, name, _Record.__dict__[name])

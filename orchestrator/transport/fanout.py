@@ -28,7 +28,8 @@ _OVERHEAD_S = 20.0
 """Connecting, unpacking, and the node being busy."""
 
 _BOOT = r"""
-export TOKEN="$1" LIMIT_S="$2" FOLDER
+export TOKEN="$1" LIMIT_S="$2" FOLDER SPECCTL_UID
+SPECCTL_UID=$(id -u) || exit 1
 FOLDER=$(mktemp -d /dev/shm/specctl.XXXXXXXX 2>/dev/null || mktemp -d) || exit 1
 trap 'rm -rf "$FOLDER"' EXIT
 trap 'exit 129' HUP INT TERM
@@ -57,7 +58,7 @@ out=$(stat -c %s - <&3) err=0 seen=0
     [ "$err" = 0 ] || head -c "$err" <&4
     [ "$seen" = 0 ] || cat "$leg/seen"
 } 9>"$FOLDER/lock"
-rm -rf "$leg"
+true 2>/dev/null >"$leg/out" >"$leg/err" || rm -rf "$leg"
 exit 0
 """
 """The answers are opened before anything runs: lxc-attach gives the files it writes to to root, whoever asked. Unset

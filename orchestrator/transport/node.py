@@ -37,7 +37,7 @@ enter() {
     cd / || exit 255
     ! frozen "$vmid" || exit 255
     sudo= tool=pct
-    [ "$(id -u)" = 0 ] || sudo=$(command -v sudo) || { say "no sudo on this node"; exit 255; }
+    [ "${SPECCTL_UID:=$(id -u)}" = 0 ] || sudo=$(command -v sudo) || { say "no sudo on this node"; exit 255; }
     case $attach in
     auto)
         if [ -z "$sudo" ] && [ -e "/etc/pve/lxc/$vmid.conf" ] && command -v lxc-attach >/dev/null && listens "$vmid"

@@ -214,13 +214,14 @@ def test_a_frozen_container_looks_running_takes_files_and_hangs_exec(node: Lab, 
     wait_until(lambda: answer("timeout 5 pct exec 102 -- echo works") == (0, b"works\n"), "the container did not thaw")
 
 
-def test_a_set_cost_is_paid_in_cpu_time_by_every_call(node: Lab) -> None:
+@pytest.mark.parametrize(("call", "said"), [("status 101", "status: running\n"), ("exec 101 -- true", "")])
+def test_a_set_cost_is_paid_in_cpu_time_by_every_call(node: Lab, call: str, said: str) -> None:
     node.set_pct_cost(0.3)
     try:
-        done = node.on_node(["bash", "-c", "TIMEFORMAT='%U %S'; time pct status 101"])
+        done = node.on_node(["bash", "-c", f"TIMEFORMAT='%U %S'; time pct {call}"])
     finally:
         node.set_pct_cost(0)
-    assert done.stdout == "status: running\n"
+    assert done.stdout == said
     assert sum(map(float, done.stderr.split())) >= 0.25
 
 
