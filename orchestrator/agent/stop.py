@@ -251,6 +251,13 @@ class Stopper:
         give_up_at = time.monotonic() + RECORD_S
         while records.exit_record(self.paths) is None and not tree(self.paths, self.nonce):
             record = records.supervisor(self.paths)
+            if record is None and files.claim(self.paths.claim, "stop"):
+                # No supervisor can begin any more: what was only accepted ends here, whatever became of its launch.
+                why = f"no supervisor of it had begun when {self.request.by or 'somebody'} stopped it"
+                with suppress(OSError):
+                    ending = ExitRecord(at=time.time(), never_started=why, nonce=self.nonce)
+                    files.create_json(self.paths.exit, to_json(ending))
+                return
             if record is None or proc.same(record.pid, record.start_ticks) is None:
                 cgroup.remove(record.cgroup if record else None)
                 # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.

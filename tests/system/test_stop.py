@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.driver import Specctl, alive, poll_until
+from tests.trainer.support import REPOSITORY
 
 PYTHON = sys.executable
 
@@ -36,6 +38,23 @@ def test_an_ended_run_says_how_it_ended(specctl: Specctl) -> None:
     run_id = specctl.launch("--", "sh", "-c", "exit 3").json["run_id"]
     done = specctl("stop", run_id)
     assert done.code == 0 and "FAILED" in done.out and "had ended before" in done.out
+
+
+def test_a_run_that_was_only_accepted_is_stopped_before_any_supervisor_can_begin(specctl: Specctl) -> None:
+    first = specctl.run_dir(specctl.launch("--", "true").json["run_id"])
+    # As its launch leaves it that is killed right after it was accepted.
+    (accepted := specctl.run_dir("20990101-000000-accepted-0123")).mkdir()
+    value = json.loads((first / "run.json").read_text())
+    value["spec"] |= {"run_id": accepted.name, "nonce": "0123456789abcdef"}
+    value["spec"]["created_at"] = value["created_at"] = time.time()
+    (accepted / "run.json").write_text(json.dumps(value))
+    assert specctl("status", accepted.name, "--json").json["runs"][0]["state"] == "QUEUED"
+    done = specctl("stop", accepted.name, "--now", "--json")
+    assert (done.code, done.json["state"], done.json["remaining"]) == (0, "NEVER_STARTED", []), done.out + done.err
+    assert "no supervisor of it had begun when" in done.json["why"]
+    late = f"import sys; from orchestrator.agent.supervise import main; sys.exit(main({str(accepted)!r}))"
+    assert subprocess.run([PYTHON, "-c", late], cwd=REPOSITORY, check=False).returncode == 1
+    assert not (accepted / "supervisor.json").exists()
 
 
 def test_a_part_that_fits_two_runs_stops_neither(specctl: Specctl) -> None:
