@@ -71,7 +71,8 @@ class FrameReader:
                 end = start + self._awaiting["raw"]
                 if len(self._buffer) < end:
                     break
-                self._awaiting["raw"] = bytes(self._buffer[start:end])
+                with memoryview(self._buffer) as view:
+                    self._awaiting["raw"] = bytes(view[start:end])
                 frames.append(self._awaiting)
                 self._awaiting = None
                 start = searched = end

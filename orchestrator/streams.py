@@ -78,8 +78,12 @@ codecs.register_error("specctl", _in_ascii)
 
 def write_text(text: str) -> None:
     """Somebody else's text on stdout: as UTF-8, whatever the locale says, since that is what it was."""
+    write_bytes(text.encode("utf-8", "replace"))
+
+
+def write_bytes(data: bytes) -> None:
     try:
-        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+        sys.stdout.buffer.write(data)
     except OSError as error:
         raise _gone(error) from None
 

@@ -215,8 +215,8 @@ class Logs:
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
-    def emit(self, frame: dict[str, Any]) -> None:
-        self.call.emit(frame)
+    def emit(self, frame: dict[str, Any], *raw: bytes) -> None:
+        self.call.emit(frame, *raw)
         self.spoke_at = time.monotonic()
 
     def beat(self) -> None:

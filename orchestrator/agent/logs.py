@@ -1,8 +1,8 @@
 """`logs`: lines of this run's logs, and of nothing else. Identity first, then cleaning, then grep, then frames.
 
-Frames: `files` (a log, and from which byte on it is shown), then `id` with `text`, whole lines of that log; `last` is
-the raw offset of the newest of them. With these a laptop whose link was lost asks again (`resume`) and gets the line
-after. `note` is for people; an empty frame says that the link lives. `logs_follow.py` goes on where this ends.
+Frames: `files` (a log, and from which byte on it is shown), then `id` and, raw, whole lines of that log; `last` is the
+raw offset of the newest of them. With these a laptop whose link was lost asks again (`resume`) and gets the line after.
+`note` is for people; an empty frame says that the link lives. `logs_follow.py` goes on where this ends.
 """
 
 from __future__ import annotations
@@ -198,13 +198,11 @@ class Reader(Logs):
         self.emit({"files": files})
 
     def send(self, section: Section, lines: Lines) -> None:
-        frame: dict[str, Any] = {
-            "id": section.number, "text": lines.data.decode("utf-8", "replace"), "last": lines.last,
-            "matched": lines.matched,
-        }  # fmt: skip
+        frame: dict[str, Any] = {"id": section.number, "last": lines.last, "matched": lines.matched}
         if self.places:
             frame.update(at=lines.at, offsets=lines.offsets, context=lines.context)
-        self.emit(frame)
+        # What is UTF-8 comes out of this as it is, and ASCII, of which logs are made, need not go through it.
+        self.emit(frame, lines.data if lines.data.isascii() else lines.data.decode("utf-8", "replace").encode())
 
 
 class Tail:

@@ -43,8 +43,8 @@ class Call:
     payload: BinaryIO
     """What follows the request's line on stdin."""
     paths: WorkPaths
-    emit: Callable[[dict[str, Any]], None]
-    """Sends one frame. The last frame of a call carries `final: true`."""
+    emit: Callable[..., None]
+    """Sends one frame, and the bytes that belong to it. The last frame of a call carries `final: true`."""
 
 
 def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
@@ -54,8 +54,8 @@ def main(request: dict[str, Any], payload: BinaryIO, workdir: str) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     token = str(request["token"])
 
-    def emit(frame: dict[str, Any]) -> None:
-        sys.stdout.buffer.write(frames.encode(token, frame))
+    def emit(frame: dict[str, Any], raw: bytes | None = None) -> None:
+        sys.stdout.buffer.write(frames.encode(token, frame, raw))
         sys.stdout.buffer.flush()
 
     verb = str(request["verb"])

@@ -6,10 +6,13 @@ a grep of the file itself. At most two at once: they run beside somebody's train
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -20,9 +23,12 @@ from orchestrator.logscan.clean import is_clean, scrub
 PIECE_BYTES = 256 << 20
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 SEND_BYTES = 8 << 20
+PIPE_BYTES = 1 << 20
+"""A pipe has 64 KiB by itself, and each end would wait for the other after every so many bytes."""
 LINE_BYTES = 1 << 20
 """A piece ends with a line that is no longer than this; else the next piece is part of it."""
 BEAT_S = 1.0
+MOMENT_S = 0.003
 
 
 def search_file(
@@ -57,6 +63,9 @@ class _Piece:
             pattern.argv(places=places, follow=False), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ(),
             bufsize=0,
         )  # fmt: skip
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            with contextlib.suppress(OSError):  # of this many pages a user has no more: it goes on, in smaller steps
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._feeder = threading.Thread(target=self._feed, daemon=True)
         self._feeder.start()
 
@@ -77,18 +86,27 @@ class _Piece:
             while True:
                 while not select.select([pipe], [], [], BEAT_S)[0]:
                     beat()
-                chunk = os.read(pipe.fileno(), CHUNK_BYTES)
+                chunk = self._read(pipe.fileno())
                 cut = chunk.rfind(b"\n") + 1
                 if cut:
-                    yield self._lines(bytes(rest) + chunk[:cut])
+                    yield self._lines(b"".join((rest, memoryview(chunk)[:cut])))
                     rest.clear()
-                rest += chunk[cut:]
+                rest += memoryview(chunk)[cut:]
                 if not chunk:
                     break
         if rest:
             yield self._lines(bytes(rest) + b"\n")
         self._feeder.join()
         self._process.wait()
+
+    def _read(self, fd: int) -> bytes:
+        """A chunk, which what is read in pieces of 4 KiB, as grep writes them, is given a moment to become."""
+        chunk = os.read(fd, CHUNK_BYTES)
+        if chunk and len(chunk) < CHUNK_BYTES // 2:
+            time.sleep(MOMENT_S)
+            if select.select([fd], [], [], 0)[0]:
+                chunk += os.read(fd, CHUNK_BYTES)
+        return chunk
 
     def _lines(self, data: bytes) -> Lines:
         if not is_clean(data):

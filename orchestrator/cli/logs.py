@@ -111,7 +111,10 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                     if item.log != log:
                         log = item.log
                         _aside(show_logs.mark(log))
-                    streams.write_text(as_json.of_lines(found, item) if json else item.text)
+                    if json:
+                        streams.write_text(as_json.of_lines(found, item))
+                    else:
+                        streams.write_bytes(item.data)
                     if request.follow:
                         sys.stdout.flush()
                 elif isinstance(item, verb.Word):

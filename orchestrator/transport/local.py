@@ -5,6 +5,8 @@ Also the node of `pct` targets that name no SSH host. A command that is let go o
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import selectors
 import signal
@@ -36,6 +38,9 @@ class LocalTransport(Transport):
             # As a remote shell would put it, so that a caller need not know where it runs.
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return _NeverStarted(code, f"specctl: {argv[0]}: {error.strerror}\n".encode())
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
         return _LocalStream(process, stdin, limits, stderr_limit)
 
     def terminal(self, argv: list[str], screen: Screen, *, deadline_s: float) -> Terminal:

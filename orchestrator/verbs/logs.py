@@ -70,10 +70,14 @@ class Lines:
     """Whole lines of one log, as they came."""
 
     log: str
-    text: str
+    data: bytes
     at: int | None
     offsets: list[int] | None
     context: list[int]
+
+    @property
+    def text(self) -> str:
+        return self.data.decode()
 
     def each(self) -> Iterator[Line]:
         context, offset = frozenset(self.context), self.at
@@ -270,14 +274,14 @@ class _Reading:
 
     def _taken(self, frame: dict[str, Any]) -> Item:
         logs = self.logs
-        if "text" in frame:
+        if "raw" in frame:
             file = self._numbers[frame["id"]]
             logs.matched += frame["matched"]
-            logs.shown += frame["text"].count("\n")
+            logs.shown += frame["raw"].count(b"\n")
             if frame["last"] is not None:
                 file.wanted, self._newest = frame["last"] + 1, file
             return Lines(
-                log=file.path, text=frame["text"], at=frame.get("at"), offsets=frame.get("offsets"),
+                log=file.path, data=frame["raw"], at=frame.get("at"), offsets=frame.get("offsets"),
                 context=frame.get("context") or [],
             )  # fmt: skip
         for one in frame.get("files", ()):

@@ -83,6 +83,16 @@ def test_a_probe_imports_what_it_needs_and_from_bytecode(specctl: Specctl) -> No
     assert [run["run_id"] for run in answer["runs"]] == [launched.json["run_id"]]
 
 
+def test_lines_of_a_log_travel_as_they_are(specctl: Specctl) -> None:
+    line = 'say "so" \\ \u00e4'
+    launched = specctl.launch("--until", "process", "--", "sh", "-c", 'printf "%s\\n" "$1"; sleep 1000', "sh", line)
+    assert launched.code == 0, launched.err
+    agent = Agent(Target(name="local", workdir=str(specctl.workdir)), LocalTransport("local"))
+    request = agent.request("logs", "feedfeedfeedfeed", 20.0, run_id=launched.json["run_id"], grep="so")
+    done = subprocess.run(agent.argv(), input=request, capture_output=True, check=False)
+    assert f"\n{line}\n\x1e".encode() in done.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="sshd of this test is root's")
 def test_a_launch_over_ssh_asks_starts_and_watches(specctl: Specctl, tmp_path: Path) -> None:
     with LoopbackSshd(tmp_path / "sshd", options="LogLevel VERBOSE") as sshd:
