@@ -41,8 +41,8 @@ class Graphs:
         self._pool = None
 
     def record(self, key: Hashable, inputs: Inputs, work: Callable[[Inputs], Any]) -> None:
-        """Record `work` on copies of `inputs`. It has been called before, so that nothing compiles and all that it
-        needs is there. Raises `RuntimeError` for what cannot be recorded."""
+        """Record `work` on copies of `inputs`, which the current stream has made. It has been called before, so that
+        nothing compiles and all that it needs is there. Raises `RuntimeError` for what cannot be recorded."""
         own = {name: tensor.clone() for name, tensor in inputs.items()}
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()

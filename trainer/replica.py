@@ -220,10 +220,12 @@ class Replica:
                 for adds in (False, True)[: 1 + several]:
                     self.flat.adds = adds
                     key, inputs = (batch.shape, adds), batch.inputs()
-                    self._weight_sum.fill_(batch.weight_sum)
                     with self.stream():
+                        if batch.ready is not None:
+                            torch.cuda.current_stream(self.device).wait_event(batch.ready)
+                        self._weight_sum.fill_(batch.weight_sum)
                         self._forward_backward(inputs)  # libraries make their workspaces at the first call
-                    self._graphs.record(key, inputs, self._forward_backward)
+                        self._graphs.record(key, inputs, self._forward_backward)
                     self._parts[key] = list(self.flat.parts)
             finish = functools.partial(self._finish, averaged=averaged)
             self._graphs.record(("finish", averaged), {}, finish)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.blocks import bring
+from trainer.causal import without_masks
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.graphs import Graphs
@@ -82,10 +83,10 @@ class Target:
         self._graphs.clear()
         try:
             for batch in batches:
-                inputs = self._inputs(*batch)
                 with self.stream():
+                    inputs = self._inputs(*batch)
                     self._forward(inputs)  # libraries make their workspaces at the first call
-                self._graphs.record(_key(inputs), inputs, self._forward)
+                    self._graphs.record(_key(inputs), inputs, self._forward)
         except BaseException:
             self._graphs.clear()
             raise
@@ -117,8 +118,9 @@ def _key(inputs: Mapping[str, Tensor]) -> Hashable:
     return *inputs, inputs["input_ids"].shape
 
 
-def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[Target]:
-    """One for each of `devices`, with one model a device. Raises `ConfigError` like `load_target`."""
+def load_targets(config: TargetConfig, devices: Sequence[torch.device], *, packing: bool) -> list[Target]:
+    """One for each of `devices`, with one model a device; `packing`: rows may hold several documents. Raises
+    `ConfigError` like `load_target`."""
     loaded: dict[torch.device, Target] = {}
     targets = []
     for device in devices:
@@ -126,6 +128,8 @@ def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[
             targets.append(loaded[device].again())
         else:
             loaded[device] = load_target(config, device)
+            if not packing:
+                without_masks(loaded[device].model)
             targets.append(loaded[device])
     return targets
 
