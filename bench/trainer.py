@@ -31,7 +31,6 @@ import torch
 
 from trainer import compile_plan
 from trainer.blocks import generator_for, lay_out, pick_anchors
-from trainer.causal import without_masks
 from trainer.config import Config
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.inputs import choose_layers
@@ -275,7 +274,6 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     )  # fmt: skip
     with torch.device(device):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
-    without_masks(model)
     ids_BS = torch.randint(4, sizes["vocabulary"], (1, length), generator=generator_for("ids"))
     layer_ids = choose_layers(None, sizes["shape"].captured, count=own["layers"])
     target = Target(model, None, layer_ids=layer_ids, device=device, files={})

@@ -66,4 +66,8 @@ class SparseAttention:
         if not torch.compiler.is_dynamo_compiling():
             raise RuntimeError("FlexAttention was called outside a compiled function: it would run as dense attention")
         grouped = query_BHTD.shape[1] != key_BGKD.shape[1]
-        return self._attend(query_BHTD, key_BGKD, value_BGKD, block_mask=mask, enable_gqa=grouped)
+        return self._attend(
+            query_BHTD, key_BGKD, value_BGKD, block_mask=mask, enable_gqa=grouped,
+            # Few slots would get the kernel for decoding, which is made for other masks.
+            kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+        )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Attention without a mask, for targets whose rows hold one document each: no token sees a later one, and no more.
+"""Attention without transformers' masks, for targets in which a token sees all before it and none after.
 
 Left to itself transformers asks every batch whether documents are packed in it, which waits for the device in the
 middle of a forward; or it writes a whole mask out where it may not ask, as when a CUDA graph is recorded. To an
-attention that it knows no mask for, it hands over none, and SDPA's own causal kernels are used.
+attention that it knows no mask for it hands over none, and SDPA's own causal kernels are used; and where documents are
+packed, the mask of `documents_mask`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 NAME = "sdpa_without_masks"
+
+
+def documents_mask(positions_BS: Tensor) -> Tensor:
+    """[B, 1, S, S]: which token (third) sees which (last), where positions begin anew with each document of a row."""
+    place_S = torch.arange(positions_BS.shape[1], device=positions_BS.device)
+    starts_BS = place_S - positions_BS
+    same_BSS = starts_BS[:, :, None] == starts_BS[:, None, :]
+    return (same_BSS & (place_S[:, None] >= place_S))[:, None]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.blocks import bring
-from trainer.causal import without_masks
+from trainer.causal import documents_mask, without_masks
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.graphs import Graphs
@@ -45,6 +45,7 @@ class Target:
         self.files = files
         """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
+        self._masks_itself = without_masks(model)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = Graphs(self._stream)
         self._captured = _Captured()
@@ -67,8 +68,8 @@ class Target:
     def features(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """The captured layers' outputs side by side [B, S, captured * H], in the target's type.
 
-        Rows of several documents need their positions, which begin anew with each: by that alone a model of Hugging
-        Face's keeps them apart; `see_that_documents_stay_apart` finds those that do not."""
+        Rows of several documents need their positions, which begin anew with each, and by which they are kept apart;
+        `see_that_documents_stay_apart` finds a target that mixes them all the same."""
         inputs = self._inputs(ids_BS, positions_BS)
         if (key := _key(inputs)) in self._graphs:
             # The next launch overwrites what this one has made.
@@ -99,7 +100,10 @@ class Target:
     def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         outputs = self._captured.outputs
         outputs.clear()
-        self.model.base_model(**inputs, use_cache=False)
+        given = dict(inputs)
+        if self._masks_itself and "position_ids" in inputs:
+            given["attention_mask"] = documents_mask(inputs["position_ids"])
+        self.model.base_model(**given, use_cache=False)
         features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
         outputs.clear()
         return features
@@ -118,9 +122,8 @@ def _key(inputs: Mapping[str, Tensor]) -> Hashable:
     return *inputs, inputs["input_ids"].shape
 
 
-def load_targets(config: TargetConfig, devices: Sequence[torch.device], *, packing: bool) -> list[Target]:
-    """One for each of `devices`, with one model a device; `packing`: rows may hold several documents. Raises
-    `ConfigError` like `load_target`."""
+def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[Target]:
+    """One for each of `devices`, with one model a device. Raises `ConfigError` like `load_target`."""
     loaded: dict[torch.device, Target] = {}
     targets = []
     for device in devices:
@@ -128,8 +131,6 @@ def load_targets(config: TargetConfig, devices: Sequence[torch.device], *, packi
             targets.append(loaded[device].again())
         else:
             loaded[device] = load_target(config, device)
-            if not packing:
-                without_masks(loaded[device].model)
             targets.append(loaded[device])
     return targets
 
@@ -267,7 +268,7 @@ def see_that_documents_stay_apart(target: Target) -> None:
         mixed = target.features(ids)[:, one.shape[1] :].float()
         try:
             packed = target.features(ids, positions)[:, one.shape[1] :].float()
-        except TypeError:  # it takes no positions
+        except (TypeError, ValueError, IndexError, RuntimeError):  # it takes no positions, or no such mask
             packed = mixed
     # Rounding differs too: what counts is how little of the difference that others make is left.
     if (packed - alone).norm() > 0.25 * (mixed - alone).norm():

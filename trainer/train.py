@@ -82,9 +82,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     }
 
     reporter.phase("load_target")
-    targets = load_targets(
-        config.target, [torch.device(name) for name in config.devices.target], packing=config.data.packing
-    )
+    targets = load_targets(config.target, [torch.device(name) for name in config.devices.target])
     shape = drafter_shape(targets[0], config.drafter)
     if config.data.packing:
         see_that_documents_stay_apart(targets[0])

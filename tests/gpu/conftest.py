@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.conftest import settings, start_trainer, tiny_target, train
+from trainer.compile_plan import watch
 
 __all__ = ["settings", "start_trainer", "tiny_target", "train"]
 
@@ -18,6 +19,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(autouse=True)
+def may_compile() -> None:
+    """Until the test's own warm-up is over; another test of this process may have forbidden it."""
+    watch.open()
 
 
 @pytest.fixture

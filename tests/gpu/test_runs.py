@@ -70,7 +70,8 @@ def test_a_shape_that_was_not_warmed_is_an_error_of_the_worker_and_no_silent_com
     assert code == 1 and err.startswith("Exception in thread drafter-")
     (event,) = run.events("exception")
     assert "a micro-batch of 2 x (112 tokens, 16 anchors) on cuda:0 is not in the compile plan" in event["message"]
-    assert max(record["step"] for record in records(run.run_dir, "metrics.jsonl")) == 4
+    # Step 4 has been begun by all; whether its figures have arrived is the device's affair.
+    assert max(record["step"] for record in records(run.run_dir, "metrics.jsonl")) in (3, 4)
 
 
 def test_recorded_steps_leave_the_bits_of_steps_that_are_launched_kernel_by_kernel(
@@ -140,6 +141,7 @@ def test_a_loss_that_is_not_finite_touches_no_weights_of_a_recorded_step(
 
     def poisoned(self: Replica, batch: MicroBatch) -> None:
         if batch.step == 5 and threading.current_thread().name == "drafter-2":
+            torch.cuda.current_stream().wait_event(batch.ready)  # or the target would write over it
             batch.features_BSF.fill_(float("nan"))
         if batch.step == 5:
             before[threading.current_thread().name] = self, self.flat.weights.clone()

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+import trainer.target
 from tests.trainer.support import documents, losses
 from trainer.attention import DenseAttention
 from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
@@ -90,8 +91,9 @@ def test_a_packed_row_is_its_documents_one_behind_the_other(tiny_target: Path, t
 
 # --- the target -----------------------------------------------------------------------------------------------------
 
+OPT: tuple[str, dict[str, Any]] = ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32})
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
-    ("Llama", {}), ("Qwen3", {"head_dim": 16}), ("GPT2", {}), ("Mistral", {"sliding_window": 5}),
+    ("Llama", {}), ("Qwen3", {"head_dim": 16}), ("GPT2", {}), ("Mistral", {"sliding_window": 5}), OPT,
 ]  # fmt: skip
 
 
@@ -133,11 +135,12 @@ def test_so_are_those_of_a_target_that_was_loaded(tiny_target: Path, settings: d
     assert (mixed - alone).abs().max() > 0.1 * alone.abs().max()
 
 
-def test_a_target_that_mixes_documents_is_refused() -> None:
+def test_a_target_that_mixes_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for family, options in FAMILIES:
         see_that_documents_stay_apart(a_target(family, options, None))
+    monkeypatch.setattr(trainer.target, "documents_mask", lambda positions_BS: None)
     with pytest.raises(ConfigError, match=r"data\.packing: OPTForCausalLM mixes the documents of a row"):
-        see_that_documents_stay_apart(a_target("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, None))
+        see_that_documents_stay_apart(a_target(*OPT, None))
 
 
 # --- the drafter ----------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_the_threads_of_a_device_share_one_model_and_capture_each_their_own(tiny
     from trainer.target import load_targets
 
     config = TargetConfig(path=str(tiny_target), dtype="float32", captured_layers=2)
-    one, other = load_targets(config, [torch.device("cpu")] * 2, packing=False)
+    one, other = load_targets(config, [torch.device("cpu")] * 2)
     assert one.model is other.model
     ids = [torch.randint(4, 400, (1, 20), generator=blocks.generator_for(number)) for number in range(2)]
     expected = [one.features(each) for each in ids]
