@@ -166,7 +166,11 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
         copy = 0 if dtype == torch.float32 else dtype.itemsize
         here.drafters += weights * (16 + copy)
         first = targets[config.devices.target[0]]
-        here.queues += (config.queue_depth + 2) * tokens * shape.captured * text.hidden_size * first.itemsize
+        feature = shape.captured * text.hidden_size * first.itemsize
+        here.queues += (config.queue_depth + 2) * tokens * feature
+        if device.type == "cuda" and config.cuda_graphs != "off":
+            # Each graph has inputs of its own, and the target's, of which there is one a shape, what it makes.
+            here.queues += 2 * share * sum(config.data.lengths) * feature
         kept = kept_bytes(shape, config, vocabulary=text.vocab_size, dtype=dtype, rows=share, length=length)
         supervised = share * config.drafter.anchors * (config.drafter.block_size - 1)
         size, _ = chunks(supervised, config.drafter.head_chunk_rows)

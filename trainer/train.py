@@ -1,33 +1,30 @@
 """READ FIRST: a training run from top to bottom; the loop is `Training.drafter_thread`.
 
-`train` loads the target and the data, resumes, warms up what compiles, and starts the workers: one target thread that
-fills a channel per drafter (`Training.target_thread`), and one drafter thread per replica. All replicas take an
-optimizer step together; between two meetings of theirs replica 0 alone judges and logs the step *before*, whose figures
-have reached the host by now, so that no device ever waits for a thread. Where something hangs on this very step
-(a checkpoint, the last step, a signal) it waits for this one's figures too.
+`train` loads the target and the data, resumes, warms up what compiles (`warmup.py`), and starts the workers: a loader
+and the target threads, which fill a channel for each share of a step (`feed.py`), and one drafter thread per replica.
+All replicas take an optimizer step together; between two meetings of theirs replica 0 alone judges and logs the step
+*before*, whose figures have reached the host by now, so that no device ever waits for a thread. Where something hangs
+on this very step (a checkpoint, the last step, a signal) it waits for this one's figures too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import torch
 
-from trainer import checkpoint, compile_plan, graphs, regroup
-from trainer.blocks import Blocks
+from trainer import checkpoint, compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
-from trainer.feed import Feed, step_blocks, target_inputs
+from trainer.feed import Feed
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
 from trainer.optim import learning_rate
 from trainer.order import Cursor
@@ -37,7 +34,6 @@ from trainer.replicas import Replicas, check_equal, weight_hash
 from trainer.setup import (
     check_room,
     find_resume,
-    keep_compiled_code,
     make_replicas,
     on_this_machine,
     report_data,
@@ -47,6 +43,7 @@ from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
 from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
+from trainer.warmup import Warmup, settle
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
 
 FAILED_WORKERS_TIMEOUT_S = 8.0
@@ -96,16 +93,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
         training.restore(found)
 
     reporter.phase("compile_warmup")
-    compiling = [member.device for member in training.members.values() if member.kernels.compiles]
-    if compiling:
-        compile_plan.check_torch()
-    if any(device.type == "cuda" for device in compiling):
-        keep_compiled_code(config, reporter, os.environ)
-    training.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
-        compiling, rows=training.share, context_length=length, anchors=config.anchors_at(length),
-        block_size=config.drafter.block_size,
-    )]  # fmt: skip
-    compile_plan.warm_up(training.units, training.warm_up, say=reporter.say)
+    training.warmup.compile()
     training.get_ready()
     return training
 
@@ -132,7 +120,7 @@ class Training:
         if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
             for member in self.members.values():
                 member.exchange_early()
-        self.units: list[compile_plan.Unit] = []
+        self.warmup = Warmup(config, reporter, rows, self.targets, self.members)
         self.lost: list[str] = []
         self.must_keep = what_must_stay(config, targets[0], rows, shape)
         self.steps_done = 0
@@ -196,7 +184,7 @@ class Training:
         """Train replica `rank`, the one at `place` among those that are left, a step at a time with the others."""
         config, member, alone = self.config, self.members[rank], len(self.members) == 1
         gate.wait()
-        self._settle(member)
+        settle(self.config, member)
         average = functools.partial(member.average, self.replicas, place)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):
@@ -394,57 +382,11 @@ class Training:
         self.reporter.say(f"resume from step-{found.step} epoch={self.cursor.epoch} row={self.cursor.position}")
         self.reporter.event("resume", step=found.step, path=self.last_checkpoint)
 
-    def warm_up(self, unit: compile_plan.Unit) -> Mapping[str, CodeType]:
-        """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
-        member = next(member for member in self.members.values() if str(member.device) == unit.device)
-        self._settle(member)
-        batch = self._some_batch(unit, member)
-        with member.stream():
-            member.loss_and_gradients(batch)
-        return member.kernels.of(unit.shape).compiled
-
     def get_ready(self) -> None:
-        """Whatever depends on how many workers there are, before they start: also what is recorded as CUDA graphs."""
-        alone, several = len(self.members) == 1, self.count > len(self.members)
+        """Whatever depends on how many drafters there are, before they start: also what is recorded as CUDA graphs."""
+        alone = len(self.members) == 1
         for member in self.members.values():
             member.scale = 1.0 if self.config.sync == "grads" else float(len(self.members))
-        if self.config.cuda_graphs == "off":
-            return
-        for number, target in self.targets.items():
-            if target.device.type == "cuda":
-                compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
-                shapes = {(unit.rows, unit.context_length): self._some_rows(unit)[0] for unit in self.units}
-                self._record(f"target-{number}", functools.partial(target.record, shapes.values()))
-        for rank, member in self.members.items():
-            if member.device.type == "cuda":
-                self._settle(member)
-                batches = [self._some_batch(unit, member) for unit in self.units if unit.device == str(member.device)]
-                averaged = self.config.sync == "grads" and not alone
-                self._record(
-                    f"drafter-{rank}", functools.partial(member.record, batches, averaged=averaged, several=several)
-                )
-
-    def _record(self, name: str, record: Callable[[], None]) -> None:
-        graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
-
-    def _some_rows(self, unit: compile_plan.Unit) -> tuple[Sequence[torch.Tensor], Blocks]:
-        """What the target is given for a micro-batch of the unit's shape, and its blocks."""
-        # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
-        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
-        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0)
-        return target_inputs(self.config, ids_BS, blocks), blocks
-
-    def _some_batch(self, unit: compile_plan.Unit, member: Replica) -> MicroBatch:
-        """One of the unit's shape, as a target thread makes it."""
-        inputs, blocks = self._some_rows(unit)
-        target = next(iter(self.targets.values()))
-        with target.stream():
-            return member.accept(
-                step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, tokens=0,
-                cursor=self.cursor,
-            )  # fmt: skip
-
-    def _settle(self, member: Replica) -> None:
-        compile_plan.settle_thread(
-            member.device, cpu_threads=self.config.cpu_threads.drafter, compiles=member.kernels.compiles
-        )
+        self.warmup.record(
+            averaged=self.config.sync == "grads" and not alone, several=self.count > len(self.members)
+        )  # fmt: skip

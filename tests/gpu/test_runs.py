@@ -55,7 +55,7 @@ def test_a_run_over_buckets_compiles_nothing_after_the_warm_up(
 ) -> None:
     on_gpu["data"] |= {"paths": documents(tmp_path), "buckets": [16, 32, 128]}
     training = train({**on_gpu, "steps": 60, "cuda_graphs": "on"})  # a late compile would end it
-    assert len({unit.context_length for unit in training.units}) == 3 and watch.sealed
+    assert len({unit.context_length for unit in training.warmup.units}) == 3 and watch.sealed
     assert all(len(member._graphs._graphs) == 4 for member in training.members.values())
 
 

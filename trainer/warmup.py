@@ -1,0 +1,101 @@
+"""Before a worker starts: every shape that the run will meet is compiled on every device, then recorded as CUDA graphs.
+
+All on the main thread, one after the other, on micro-batches made as the target threads make them. `train.prepare` has
+it compiled once (`compile_plan.py`); what is recorded depends on how many drafters there are, so that a run that has
+lost one records again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+
+import torch
+from torch import Tensor
+
+from trainer import compile_plan, graphs
+from trainer.blocks import Blocks
+from trainer.config import Config
+from trainer.data import Rows
+from trainer.feed import step_blocks, target_inputs
+from trainer.metrics import Reporter
+from trainer.order import Cursor
+from trainer.replica import MicroBatch, Replica
+from trainer.setup import keep_compiled_code
+from trainer.target import Target
+
+
+def settle(config: Config, member: Replica) -> None:
+    """Make this thread one in which `member` trains."""
+    compile_plan.settle_thread(
+        member.device, cpu_threads=config.cpu_threads.drafter, compiles=member.kernels.compiles
+    )  # fmt: skip
+
+
+class Warmup:
+    """`targets` and `members` are the run's own, by number and by rank: those that are left when it is asked."""
+
+    def __init__(self, config: Config, reporter: Reporter, rows: Rows, targets: Mapping[int, Target],
+                 members: Mapping[int, Replica]) -> None:  # fmt: skip
+        self.config, self.reporter, self.rows = config, reporter, rows
+        self.targets, self.members = targets, members
+        compiling = [member.device for member in members.values() if member.kernels.compiles]
+        self.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
+            compiling, rows=config.batch_size // len(config.devices.drafter), context_length=length,
+            anchors=config.anchors_at(length), block_size=config.drafter.block_size,
+        )]  # fmt: skip
+
+    def compile(self) -> None:
+        """Everything, and forbid it afterwards. Raises `ConfigError` where this torch cannot be kept from it."""
+        if self.units:
+            compile_plan.check_torch()
+        if any(torch.device(unit.device).type == "cuda" for unit in self.units):
+            keep_compiled_code(self.config, self.reporter, os.environ)
+        compile_plan.warm_up(self.units, self._compile, say=self.reporter.say)
+
+    def _compile(self, unit: compile_plan.Unit) -> Mapping[str, CodeType]:
+        """Forward and backward of one unit of the compile plan, exactly as a drafter thread does it."""
+        member = next(member for member in self.members.values() if str(member.device) == unit.device)
+        settle(self.config, member)
+        batch = self._batch(unit, member)
+        with member.stream():
+            member.loss_and_gradients(batch)
+        return member.kernels.of(unit.shape).compiled
+
+    def record(self, *, averaged: bool, several: bool) -> None:
+        """What GPUs do in a step, unless the configuration forbids it: see `Replica.record`, `Target.record`."""
+        if self.config.cuda_graphs == "off":
+            return
+        for number, target in self.targets.items():
+            if target.device.type == "cuda":
+                compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
+                shapes = {(unit.rows, unit.context_length): self._rows(unit)[0] for unit in self.units}
+                self._record(f"target-{number}", functools.partial(target.record, shapes.values()))
+        for rank, member in self.members.items():
+            if member.device.type == "cuda":
+                settle(self.config, member)
+                batches = [self._batch(unit, member) for unit in self.units if unit.device == str(member.device)]
+                self._record(
+                    f"drafter-{rank}", functools.partial(member.record, batches, averaged=averaged, several=several)
+                )
+
+    def _record(self, name: str, record: Callable[[], None]) -> None:
+        graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
+
+    def _rows(self, unit: compile_plan.Unit) -> tuple[Sequence[Tensor], Blocks]:
+        """What the target is given for a micro-batch of the unit's shape, and its blocks."""
+        # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
+        blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0)
+        return target_inputs(self.config, ids_BS, blocks), blocks
+
+    def _batch(self, unit: compile_plan.Unit, member: Replica) -> MicroBatch:
+        inputs, blocks = self._rows(unit)
+        target = next(iter(self.targets.values()))
+        with target.stream():
+            return member.accept(
+                step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, tokens=0,
+                cursor=Cursor(),
+            )  # fmt: skip
