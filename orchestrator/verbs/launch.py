@@ -337,7 +337,7 @@ def _tail(agent: Agent, run_id: str) -> list[str]:
         lines: list[str] = []
         with agent.stream("logs", deadline_s=30.0, run_id=run_id, last=TAIL_LINES) as frames:
             for frame in frames:
-                lines += frame.get("raw", b"").decode().split("\n")[:-1]
+                lines += frame.get("raw", b"").decode(errors="replace").split("\n")[:-1]
         return lines
     except SpecctlError:
         return []

@@ -77,7 +77,7 @@ class Lines:
 
     @property
     def text(self) -> str:
-        return self.data.decode()
+        return self.data.decode(errors="replace")
 
     def each(self) -> Iterator[Line]:
         context, offset = frozenset(self.context), self.at
