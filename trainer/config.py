@@ -198,7 +198,8 @@ class Config(Model):
     """aot_eager: trace on the CPU what is compiled on CUDA, under the same rules; slower, to try those rules out."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Whether what a GPU does in a step is recorded beforehand and launched as a whole, which for small models is many
-    times faster and takes some memory. auto: where it can be done; where it cannot, the log says so."""
+    times faster and takes some memory. auto: where it can be done; where it cannot, the log says so. on: or the run
+    does not start."""
     compile_cache: Str | None = None
     """Folder of compiled code, by which the next start is warm in a fraction of the time. Left out: what
     TORCHINDUCTOR_CACHE_DIR says; else `compile-cache` in specctl's workdir, or beside `output_dir`."""

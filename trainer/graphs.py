@@ -68,7 +68,7 @@ def record_or_say(name: str, record: Callable[[], None], *, reporter: Reporter, 
         record()
         torch.cuda.synchronize()
     except (RuntimeError, torch.AcceleratorError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = (str(error).strip() or repr(error)).splitlines()[0]
         if wanted == "on":
             torch_, hint = f"torch {torch.__version__}", "cuda_graphs: auto would train without"
             raise ConfigError(f"cuda_graphs: {torch_} cannot record the work of {name}: {why}; {hint}") from error

@@ -68,6 +68,11 @@ class FlatWeights:
         self.decaying = decaying
         self.parts: list[Part] = []
         """See `collect_early`."""
+        self._norms: list[Tensor] = []
+        """Of each part, as it was taken."""
+        self._members: list[list[int]] = []
+        self._missing: list[set[int]] = []
+        """Of each part: its parameters, and those of them that the backward has not come to."""
         self.adds = False
         """Whether `collect` adds to what is there: the second and later micro-batches of a step."""
         self._parameters = [parameter for _, parameter in named]
@@ -83,6 +88,18 @@ class FlatWeights:
         if not self.parts:
             self._take(range(len(self._parameters)))
 
+    def norm(self) -> Tensor:
+        """Of what was collected. Of parts the norms were taken with them: since then others may have been added up
+        in their places."""
+        return torch.stack(self._norms).norm() if self.parts else self.gradients.norm()
+
+    def drop(self) -> None:
+        """Forget what a backward that was broken off has left, so that the next one finds nothing of it."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for number, part in enumerate(self._members):
+            self._missing[number].update(part)
+
     def collect_early(self, event: Callable[[], Any]) -> None:
         """From now on take them during the backward, a layer at a time: `parts`, in the order in which they come, each
         with the `event` at which it was taken."""
@@ -96,21 +113,24 @@ class FlatWeights:
         ends = [*(place.start for place in self.places[1:]), len(self.gradients)]
         # The last layer's come first; then the norms, which are all over them, and what stands before the layers.
         order = sorted(groups, key=lambda group: (group == (True, ""), not group[0], -int(group[1] or 0)))
-        for number, group in enumerate(order):
-            members = groups[group]
-            self.parts.append(Part(low=self.places[members[0]].start, high=ends[members[-1]]))
-            left = set(members)
+        self._members = [groups[group] for group in order]
+        self._missing = [set(members) for members in self._members]
+        self._norms = list(self.gradients.new_zeros(len(order)).unbind())
+        self.parts = [Part(low=self.places[one[0]].start, high=ends[one[-1]]) for one in self._members]
 
-            def taken(_parameter: Tensor, *, index: int, number: int = number, members: list[int] = members,
-                      left: set[int] = left) -> None:  # fmt: skip
-                left.discard(index)
-                if not left:
-                    left.update(members)
-                    self._take(members)
-                    self.parts[number] = dataclasses.replace(self.parts[number], ready=event())
+        def taken(_parameter: Tensor, *, index: int, number: int) -> None:
+            members, missing, part = self._members[number], self._missing[number], self.parts[number]
+            missing.discard(index)
+            if not missing:
+                missing.update(members)
+                self._take(members)
+                self._norms[number].copy_(self.gradients[part.low : part.high].norm())
+                self.parts[number] = dataclasses.replace(part, ready=event())
 
+        for number, members in enumerate(self._members):
             for index in members:
-                self._parameters[index].register_post_accumulate_grad_hook(functools.partial(taken, index=index))
+                hook = functools.partial(taken, index=index, number=number)
+                self._parameters[index].register_post_accumulate_grad_hook(hook)
 
     def _take(self, indices: Sequence[int]) -> None:
         # Each backward makes fresh ones: cheaper than to clear a buffer and have them added to it.

@@ -231,6 +231,7 @@ class Replica:
             self._graphs.record(("finish", averaged), {}, finish)
         except BaseException:
             self.forget_graphs()
+            self.flat.drop()
             raise
         finally:
             self.flat.adds = False
@@ -261,7 +262,7 @@ class Replica:
         self.flat.collect()
         own = loss.detach() / self.scale
         self._loss.copy_(self._loss + own if self.flat.adds else own)
-        self._own_norm.copy_(self.flat.gradients.norm())
+        self._own_norm.copy_(self.flat.norm())
 
     def _finish(self, _inputs: Mapping[str, Tensor], *, averaged: bool) -> None:
         """From the gradients, of all replicas or its own, to the next weights; and what the step came to."""

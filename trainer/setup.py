@@ -35,6 +35,8 @@ def on_this_machine(config: Config, reporter: Reporter) -> Config:
     if absent := config.devices.absent(gpus):
         raise ConfigError(f"devices: {absent[0]} is not here; torch sees {gpus} CUDA devices")
     devices = config.devices.on(gpus, batch_size=config.batch_size)
+    if config.cuda_graphs == "on" and {*devices.target, *devices.drafter} == {"cpu"}:
+        raise ConfigError("cuda_graphs: on needs a GPU, and all devices are the CPU; leave it out to train there")
     if devices != config.devices:
         reporter.say(f"devices: auto is target {', '.join(devices.target)}; drafter {', '.join(devices.drafter)}")
     return config.model_copy(update={"devices": devices})

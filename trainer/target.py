@@ -270,8 +270,9 @@ def see_that_documents_stay_apart(target: Target) -> None:
             packed = target.features(ids, positions)[:, one.shape[1] :].float()
         except (TypeError, ValueError, IndexError, RuntimeError):  # it takes no positions, or no such mask
             packed = mixed
-    # Rounding differs too: what counts is how little of the difference that others make is left.
-    if (packed - alone).norm() > 0.25 * (mixed - alone).norm():
+        # Rounding differs too: what counts is how little of the difference that others make is left.
+        mixes = bool((packed - alone).norm() > 0.25 * (mixed - alone).norm())
+    if mixes:
         raise ConfigError(
             f"data.packing: {type(target.model).__name__} mixes the documents of a row, wherever their positions begin;"
             " leave packing out"

@@ -42,8 +42,9 @@ class Warmup:
         self.config, self.reporter, self.rows = config, reporter, rows
         self.targets, self.members = targets, members
         compiling = [member.device for member in members.values() if member.kernels.compiles]
+        self._share = config.batch_size // len(config.devices.drafter)
         self.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
-            compiling, rows=config.batch_size // len(config.devices.drafter), context_length=length,
+            compiling, rows=self._share, context_length=length,
             anchors=config.anchors_at(length), block_size=config.drafter.block_size,
         )]  # fmt: skip
 
@@ -71,28 +72,29 @@ class Warmup:
         for number, target in self.targets.items():
             if target.device.type == "cuda":
                 compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
-                shapes = {(unit.rows, unit.context_length): self._rows(unit)[0] for unit in self.units}
-                self._record(f"target-{number}", functools.partial(target.record, shapes.values()))
+                # Of all buckets: also where drafters are on the CPU, for whom there are no units.
+                batches = [self._rows(length)[0] for length in self.config.data.lengths]
+                self._record(f"target-{number}", functools.partial(target.record, batches))
         for rank, member in self.members.items():
             if member.device.type == "cuda":
                 settle(self.config, member)
-                batches = [self._batch(unit, member) for unit in self.units if unit.device == str(member.device)]
+                own = [self._batch(unit, member) for unit in self.units if unit.device == str(member.device)]
                 self._record(
-                    f"drafter-{rank}", functools.partial(member.record, batches, averaged=averaged, several=several)
+                    f"drafter-{rank}", functools.partial(member.record, own, averaged=averaged, several=several)
                 )
 
     def _record(self, name: str, record: Callable[[], None]) -> None:
         graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
 
-    def _rows(self, unit: compile_plan.Unit) -> tuple[Sequence[Tensor], Blocks]:
-        """What the target is given for a micro-batch of the unit's shape, and its blocks."""
-        # Any rows will do, cut to the unit's length; there may be fewer of them than a share has.
-        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(unit.rows) % len(self.rows), unit.context_length)
+    def _rows(self, length: int) -> tuple[Sequence[Tensor], Blocks]:
+        """What the target is given for a micro-batch of rows of this length, and its blocks."""
+        # Any rows will do, cut to the length; there may be fewer of them than a share has.
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(self._share) % len(self.rows), length)
         blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0)
         return target_inputs(self.config, ids_BS, blocks), blocks
 
     def _batch(self, unit: compile_plan.Unit, member: Replica) -> MicroBatch:
-        inputs, blocks = self._rows(unit)
+        inputs, blocks = self._rows(unit.context_length)
         target = next(iter(self.targets.values()))
         with target.stream():
             return member.accept(

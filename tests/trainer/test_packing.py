@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,26 @@ def test_a_target_that_mixes_documents_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(trainer.target, "documents_mask", lambda positions_BS: None)
     with pytest.raises(ConfigError, match=r"data\.packing: OPTForCausalLM mixes the documents of a row"):
         see_that_documents_stay_apart(a_target(*OPT, None))
+
+
+def test_what_documents_are_compared_by_is_read_where_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = a_target(*FAMILIES[0], None)
+    original, made = target.features, []
+
+    def features(*given: Tensor) -> Tensor:
+        made.append(original(*given))
+        return made[-1]
+
+    @contextlib.contextmanager
+    def stream() -> Iterator[None]:
+        yield
+        for tensor in made:  # another stream's turn: it finds whatever is there by then
+            tensor.copy_(torch.randn(tensor.shape) * tensor.abs().max())
+
+    monkeypatch.setattr(target, "features", features)
+    monkeypatch.setattr(target, "stream", stream)
+    see_that_documents_stay_apart(target)
+    assert len(made) == 3
 
 
 # --- the drafter ----------------------------------------------------------------------------------------------------

@@ -224,6 +224,7 @@ def test_a_worker_stuck_in_its_step_does_not_keep_a_failed_run_alive(start_train
         ({"steps": "many"}, r"trainer: \S*config\.yaml:\d+: steps: needs a whole number"),
         ({"target": {"path": "/nowhere/model"}}, r"trainer: target\.path: no Hugging Face model in /nowhere/model"),
         ({"devices": {"target": ["cpu"], "drafter": ["cuda:77"]}}, r"trainer: devices: cuda:77 is not here"),
+        ({"cuda_graphs": "on"}, r"trainer: cuda_graphs: on needs a GPU, and all devices are the CPU"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line_and_exit_code_two(start_trainer: Start, settings: dict[str, Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable
 
@@ -90,6 +91,25 @@ def test_a_layers_gradients_are_ready_for_the_others_before_the_backward_is_over
     covered = sorted((part.low, part.high) for part in parts)
     assert covered[0][0] == 0 and covered[-1][1] == len(flats[1].gradients)
     assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
+
+
+def test_a_replicas_own_norm_is_of_what_it_took_whatever_others_have_added_since() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(9, 70), torch.nn.Linear(70, 3))
+    flat = FlatWeights(module)
+    taken = itertools.count()
+
+    def exchange() -> None:  # of a part may begin with its event
+        part = flat.parts[next(taken) % len(flat.parts)]
+        flat.gradients[part.low : part.high] = math.nan
+
+    flat.collect_early(exchange)
+    for scale in (1.0, 2.0):
+        flat.gradients.zero_()  # nothing else stands between the parameters
+        gradients = torch.autograd.grad(module(torch.ones(1, 9)).sum() * scale, list(module.parameters()))
+        (module(torch.ones(1, 9)).sum() * scale).backward()
+        flat.collect()
+        expected = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        assert flat.norm() == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_parts_are_added_up_each_on_its_own_to_the_same_bits() -> None:
