@@ -126,7 +126,7 @@ def _answer(target: Target, agent: Agent, token: str, leg: Leg) -> TargetView | 
     final = next((frame for frame in reader.feed(leg.result.stdout) if frame.get("final")), None)
     try:
         if final is None:
-            raise agent.unanswered(leg.result, bytes(reader.noise))
+            raise agent.unanswered(leg.result, reader)
         return None if final.get("missing") == "agent" else _view(target, agent.checked(final))
     except SpecctlError as error:
         return TargetView(target=target, error=error)

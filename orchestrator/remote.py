@@ -157,7 +157,7 @@ class Agent:
             reader = frames.FrameReader(token)
             final = self._final(reader.feed(done.stdout))
             if final is None:
-                raise self.unanswered(done, bytes(reader.noise))
+                raise self.unanswered(done, reader)
             if final.get("missing") == "agent":
                 why = f" ({final['why']})" if final.get("why") else ""
                 self.install(verb)
@@ -178,7 +178,7 @@ class Agent:
         reader = frames.FrameReader(token)
         final = self._final(reader.feed(done.stdout))
         if final is None:
-            raise self.unanswered(done, bytes(reader.noise))
+            raise self.unanswered(done, reader)
         self.checked(final)
 
     @contextmanager
@@ -212,8 +212,10 @@ class Agent:
                             yield self.checked(frame)
                             return
                         yield frame
+                    if reader.damaged:
+                        raise self._damaged()
                 done = Completed(exit_code=stream.exit_code, stdout=b"", stderr=stream.stderr)
-                raise self.unanswered(done, bytes(reader.noise))
+                raise self.unanswered(done, reader)
 
             yield answers()
 
@@ -230,8 +232,18 @@ class Agent:
         kind = KINDS.get(str(error["kind"]), errors.AgentError)
         raise kind(str(error["message"]), target=self.target.name, hint=error.get("hint"))
 
-    def unanswered(self, done: Completed, noise: bytes) -> errors.SpecctlError:
+    def _damaged(self) -> errors.SpecctlError:
+        return errors.NoAnswer(
+            "something on the way has written into the agent's answer, and damaged it", target=self.target.name,
+            hint="does a start-up file there (~/.bashrc, ~/.profile) leave a program behind that goes on writing? Send "
+            "what it says to a file",
+        )  # fmt: skip
+
+    def unanswered(self, done: Completed, reader: frames.FrameReader) -> errors.SpecctlError:
         """What to say when no frame came: the transport's own reading of it, or what was seen instead."""
+        if reader.damaged:
+            return self._damaged()
+        noise = bytes(reader.noise)
         explained = self.transport.explain(done)
         if explained is not None:
             return explained

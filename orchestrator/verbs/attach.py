@@ -85,10 +85,11 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> tuple[bytes, bytes]
         at = seen.find(mark)
         end = seen.find(b"\n", at) if at >= 0 else -1
         if end >= 0:
-            [frame] = frames.FrameReader(token).feed(bytes(seen[at : end + 1])) or [{}]
+            reader = frames.FrameReader(token)
+            [frame] = reader.feed(bytes(seen[at : end + 1])) or [{}]
             if agent.checked(frame).get("attached"):
                 return bytes(seen[at : end + 1]), bytes(seen[end + 1 :])
-            raise agent.unanswered(Completed(exit_code=None, stdout=b"", stderr=b""), bytes(seen))
+            raise agent.unanswered(Completed(exit_code=None, stdout=b"", stderr=b""), reader)
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise errors.DeadlineExceeded(
@@ -100,7 +101,7 @@ def _answer(terminal: Terminal, agent: Agent, token: str) -> tuple[bytes, bytes]
         data = terminal.read()
         if data == b"":
             said = bytes(seen[-NOISE_BYTES:])
-            raise agent.unanswered(Completed(exit_code=255, stdout=b"", stderr=said), b"")
+            raise agent.unanswered(Completed(exit_code=255, stdout=b"", stderr=said), frames.FrameReader(token))
         seen += data or b""
 
 
