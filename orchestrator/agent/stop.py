@@ -201,6 +201,7 @@ class Stopper:
 
     def run(self) -> None:
         self._record("term")
+        self._settle()
         self._wake()
         if not self.request.now:
             self._ask()
@@ -220,6 +221,26 @@ class Stopper:
         if latest is not None and latest.at > self.request.at:
             self.request = latest
             self.kill_at = min(self.kill_at, time.monotonic() + self._grace_s(latest))
+
+    def _settle(self) -> None:
+        """What was only accepted ends here; what is just beginning has begun before it is asked to end."""
+        give_up_at = time.monotonic() + RECORD_S
+        while not (self.ended or records.supervisor(self.paths) or tree(self.paths, self.nonce)):
+            try:
+                if files.claim(self.paths.claim, "stop"):
+                    # No supervisor can begin any more, whatever became of its launch.
+                    why = f"no supervisor of it had begun when {self.request.by or 'somebody'} stopped it"
+                    ending = ExitRecord(at=time.time(), never_started=why, nonce=self.nonce)
+                    files.create_json(self.paths.exit, to_json(ending))
+            except OSError:
+                return  # a disk that takes neither: nor would it take what a supervisor writes
+            self.ended = records.exit_record(self.paths) is not None
+            if not self.ended:
+                if time.monotonic() > give_up_at:
+                    return
+                self._record("term")
+                time.sleep(POLL_S)
+                self.kill_at = time.monotonic() + self._grace_s(self.request)
 
     def _ask(self) -> None:
         while (left := tree(self.paths, self.nonce)) or unsettled(self.paths):
@@ -251,13 +272,6 @@ class Stopper:
         give_up_at = time.monotonic() + RECORD_S
         while records.exit_record(self.paths) is None and not tree(self.paths, self.nonce):
             record = records.supervisor(self.paths)
-            if record is None and files.claim(self.paths.claim, "stop"):
-                # No supervisor can begin any more: what was only accepted ends here, whatever became of its launch.
-                why = f"no supervisor of it had begun when {self.request.by or 'somebody'} stopped it"
-                with suppress(OSError):
-                    ending = ExitRecord(at=time.time(), never_started=why, nonce=self.nonce)
-                    files.create_json(self.paths.exit, to_json(ending))
-                return
             if record is None or proc.same(record.pid, record.start_ticks) is None:
                 cgroup.remove(record.cgroup if record else None)
                 # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.

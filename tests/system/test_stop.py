@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,21 +41,51 @@ def test_an_ended_run_says_how_it_ended(specctl: Specctl) -> None:
     assert done.code == 0 and "FAILED" in done.out and "had ended before" in done.out
 
 
-def test_a_run_that_was_only_accepted_is_stopped_before_any_supervisor_can_begin(specctl: Specctl) -> None:
+def accepted(specctl: Specctl) -> Path:
+    """A run directory as its launch leaves it that is killed right after the run was accepted."""
     first = specctl.run_dir(specctl.launch("--", "true").json["run_id"])
-    # As its launch leaves it that is killed right after it was accepted.
-    (accepted := specctl.run_dir("20990101-000000-accepted-0123")).mkdir()
+    (root := specctl.run_dir("20990101-000000-accepted-0123")).mkdir()
     value = json.loads((first / "run.json").read_text())
-    value["spec"] |= {"run_id": accepted.name, "nonce": "0123456789abcdef"}
+    value["spec"] |= {"run_id": root.name, "nonce": "0123456789abcdef"}
     value["spec"]["created_at"] = value["created_at"] = time.time()
-    (accepted / "run.json").write_text(json.dumps(value))
-    assert specctl("status", accepted.name, "--json").json["runs"][0]["state"] == "QUEUED"
-    done = specctl("stop", accepted.name, "--now", "--json")
+    value["argv"], value["cwd"] = ["sleep", "600"], str(root)
+    (root / "run.json").write_text(json.dumps(value))
+    return root
+
+
+def supervisor_of(root: Path) -> subprocess.Popen[bytes]:
+    program = f"import sys; from orchestrator.agent.supervise import main; sys.exit(main({str(root)!r}))"
+    return subprocess.Popen([PYTHON, "-c", program], cwd=REPOSITORY)
+
+
+def test_a_run_that_was_only_accepted_is_stopped_before_any_supervisor_can_begin(specctl: Specctl) -> None:
+    root = accepted(specctl)
+    assert specctl("status", root.name, "--json").json["runs"][0]["state"] == "QUEUED"
+    done = specctl("stop", root.name, "--now", "--json")
     assert (done.code, done.json["state"], done.json["remaining"]) == (0, "NEVER_STARTED", []), done.out + done.err
     assert "no supervisor of it had begun when" in done.json["why"]
-    late = f"import sys; from orchestrator.agent.supervise import main; sys.exit(main({str(accepted)!r}))"
-    assert subprocess.run([PYTHON, "-c", late], cwd=REPOSITORY, check=False).returncode == 1
-    assert not (accepted / "supervisor.json").exists()
+    assert supervisor_of(root).wait() == 1
+    assert not (root / "supervisor.json").exists()
+
+
+def test_a_run_whose_supervisor_is_just_beginning_is_stopped_when_it_has_begun(specctl: Specctl) -> None:
+    root = accepted(specctl)
+    os.mkfifo(root / "env")  # which the supervisor waits for, between its claim and its record
+    supervisor = supervisor_of(root)
+    poll_until((root / "claim").exists)
+    stop = specctl.start("stop", root.name, "--now", "--json")
+    looks = set()
+
+    def waited_for() -> bool:
+        with contextlib.suppress(OSError):
+            looks.add(json.loads((root / "stopper.json").read_text())["alive_at"])
+        return len(looks) > 3 or stop.poll() is not None
+
+    poll_until(waited_for, what="a stop that waits")
+    (root / "env").write_bytes(b"SPECCTL_NONCE=0123456789abcdef\0PATH=/usr/bin:/bin")
+    out, err = stop.communicate(timeout=60)
+    assert (stop.returncode, json.loads(out)["state"]) == (0, "STOPPED"), out + err
+    assert supervisor.wait(timeout=30) == 0
 
 
 def test_a_part_that_fits_two_runs_stops_neither(specctl: Specctl) -> None:
