@@ -7,6 +7,7 @@ and what was in it before is counted and never shown. `watch` keeps what is foun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat as stat_module
@@ -68,7 +69,9 @@ class Snapshot:
             found = os.stat(path)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                self.absent |= {path, os.path.realpath(path)}
+                self.absent.add(path)
+                with contextlib.suppress(OSError):  # of links that nobody can read /proc has some
+                    self.absent.add(os.path.realpath(path))
             return
         except ValueError:
             return

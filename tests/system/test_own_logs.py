@@ -317,3 +317,12 @@ def test_old_exceptions_that_tail_copies_into_the_runs_log_are_none_of_its(specc
     shown = specctl("logs", run_id)
     assert "yesterday" in shown.out and "B of its log are older lines" in shown.err
     assert "yesterday" not in specctl("logs", run_id, "--errors").out
+
+
+def test_a_program_that_names_what_nobody_can_read_starts_all_the_same(specctl: Specctl) -> None:
+    links = (f"/proc/{pid}/exe" for pid in os.listdir("/proc") if pid.isdigit())
+    unreadable = next((link for link in links if os.path.lexists(link) and not os.path.exists(link)), None)
+    if unreadable is None:
+        pytest.skip("no kernel thread is seen from here, whose /proc/PID/exe is a link that cannot be read")
+    done = specctl.launch("--until", "process", "--", "sh", "-c", f"readlink {unreadable}; sleep 600")
+    assert done.code == 0, done.err
