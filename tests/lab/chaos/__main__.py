@@ -16,7 +16,8 @@ from tests.lab.lab import LabUnavailable, setup
 
 
 def run(*, seed: int, launches: int, lanes: int, transcript: Path | None = None) -> Ledger:
-    """Does the sequences of one seed; whatever breaks in a lane itself is raised."""
+    """Does the sequences of one seed, or as much as there is time for until Ctrl-C; whatever breaks in a lane itself is
+    raised."""
     ledger = Ledger(seed=seed)
 
     def drive(number: int, pool: Pool) -> None:
@@ -27,6 +28,11 @@ def run(*, seed: int, launches: int, lanes: int, transcript: Path | None = None)
     with Pool() as pool, Crew() as crew:
         for number in range(lanes):
             crew.do(partial(drive, number, pool))
+        try:
+            crew.wait()
+        except KeyboardInterrupt:
+            ledger.enough.set()
+            print("breaking off: the table comes after the steps under way", file=sys.stderr, flush=True)
     return ledger
 
 

@@ -27,6 +27,8 @@ class Ledger:
     slowest_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     said: list[str] = field(default_factory=list)
     """Every lie, with where to find it."""
+    enough: threading.Event = field(default_factory=threading.Event)
+    """Somebody wants to see the table: no lane begins another episode."""
     begun_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

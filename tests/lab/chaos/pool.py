@@ -85,6 +85,7 @@ class Pool:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.lab.chaos.forkserver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
+            start_new_session=True,  # Ctrl-C is for who waits for the table; the verbs under way go on
         )  # fmt: skip
         self._verbs: dict[int, Verb] = {}
         self._names = itertools.count()

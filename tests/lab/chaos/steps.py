@@ -42,9 +42,12 @@ class Crew:
         self._threads.append(threading.Thread(target=work))
         self._threads[-1].start()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def wait(self) -> None:
         for thread in self._threads:
             thread.join()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.wait()
         if self._errors and kind is None:
             raise self._errors[0]
 
@@ -58,9 +61,9 @@ class Actor(Court):
 
     def episodes(self, launches: int) -> None:
         lane = self.lane
-        while lane.launches < launches:
+        while lane.launches < launches and not lane.ledger.enough.is_set():
             for _ in range(EPISODES):
-                if lane.launches < launches:
+                if lane.launches < launches and not lane.ledger.enough.is_set():
                     self.episode(random.Random(lane.rng.getrandbits(64)))
             self.audit(random.Random(lane.rng.getrandbits(64)))
 
