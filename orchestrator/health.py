@@ -31,7 +31,7 @@ SILENT_STEPS = 5
 BEHIND_BYTES = 64 << 20
 """A supervisor that keeps up may have so much of a log before it that is written at full speed."""
 CLOCK_S = 60.0
-"""How far in the future a program's own time may lie."""
+"""How far in the future a program's own time may lie, and by how much a clock may be set without a word."""
 BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
 
@@ -358,6 +358,9 @@ def _notes(look: _Look) -> str:
         notes.append(f"supervisor stopped (state T; there: kill -CONT {probe.supervisor_stopped})")
     if look.refuted is not None:
         notes.append(f"its record says that it never started ({look.refuted})")
+    if abs(probe.clock_set_by_s) >= CLOCK_S:
+        way = "ahead" if probe.clock_set_by_s > 0 else "back"
+        notes.append(f"the clock there was set {way} by {age(abs(probe.clock_set_by_s))} since it began")
     if probe.log.moved == "renamed":
         notes.append(f"its log was renamed to {probe.log.path}")
     elif probe.log.moved == "deleted":

@@ -23,7 +23,7 @@ def catch_up(
 ) -> list[FollowedLog]:  # fmt: skip
     """Reads on where a supervisor that is gone stopped reading, and keeps what was found for the next probe.
 
-    `own`: where the run's own log is, if it is shown to be that."""
+    `own`: where the run's own log is, if it is shown to be that. `now`: by the run's clock."""
     known = logs
     logs = logs or [FollowedLog(summary=LogSummary())]
     by = others_of(paths, supervisor.nonce, logs)
@@ -77,7 +77,9 @@ def _read_on(
         names = [found for found in [foreign.locate(path, (one.foreign.device, one.foreign.inode))] if found]
     for name in names:
         try:
-            follower = Follower(name, foreign=one.foreign, summary=one.summary, patterns=patterns)
+            follower = Follower(
+                name, foreign=one.foreign, summary=one.summary, patterns=patterns, grew_at=one.grew_at
+            )
         except OSError:
             continue
         try:

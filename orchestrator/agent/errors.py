@@ -49,10 +49,10 @@ def run(call: Call) -> None:
         places = [place for one in found.groups for place in (one.first, one.last) if place.section is section]
         by = marks.after(logs.index, key, [place.offset for place in places])
         for place in places:
-            place.at = exact.get((place.fingerprint, place.offset))
-            place.exact = place.at is not None
-            if place.at is None:
-                place.at = by.get(place.offset, section.modified_at)
+            noted_at = exact.get((place.fingerprint, place.offset))
+            place.exact = noted_at is not None
+            noted_at = by.get(place.offset) if noted_at is None else noted_at
+            place.at = logs.modified_at(section) if noted_at is None else noted_at + seen.clock_set_by_s
     logs.tell_since()
     logs.end(
         groups=[one.frame() for one in found.groups], left_out=found.left_out,

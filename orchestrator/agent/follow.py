@@ -39,6 +39,7 @@ class Follower:
         foreign: ForeignLog | None = None,
         summary: LogSummary | None = None,
         patterns: Mapping[str, str] | None = None,
+        grew_at: float | None = None,
         copies: Callable[[set[bytes]], set[bytes]] | None = None,
     ) -> None:
         """`copies`: asked, of lines just read, which of them are copies of another log's old ones; these say nothing.
@@ -66,7 +67,7 @@ class Follower:
         self._seen = (-1, -1)
         self._heard_at = max((summary.step_at or 0.0, summary.phase_at or 0.0)) if summary else 0.0
         """When there was nothing more to read: what is read next was written later."""
-        self._grew_at, self._settled = 0.0, True
+        self._grew_at, self._settled = grew_at or 0.0, True
         self._clean = self._state()
         self.begun_again = False
         """Set when the log begins again; whoever says so clears it."""
@@ -122,11 +123,13 @@ class Follower:
         return self.lost is None and not self.shared and os.fstat(self._fd).st_size > self.offset
 
     def followed(self) -> FollowedLog:
+        grew_at = self._grew_at or None
         if self.foreign is None:
-            return FollowedLog(summary=self.scanner.summary())
+            return FollowedLog(summary=self.scanner.summary(), grew_at=grew_at)
         found = os.fstat(self._fd)
         foreign = dataclasses.replace(self.foreign, size=found.st_size, modified_at=found.st_mtime)
-        return FollowedLog(summary=self._clean[0] if self.shared else self.scanner.summary(), foreign=foreign)
+        summary = self._clean[0] if self.shared else self.scanner.summary()
+        return FollowedLog(summary=summary, foreign=foreign, grew_at=grew_at)
 
     def close(self) -> None:
         os.close(self._fd)

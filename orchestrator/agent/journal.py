@@ -53,12 +53,13 @@ class Journal:
             **fields,
         })  # fmt: skip
 
-    def write(self, events: Iterable[Event], now: float) -> None:
+    def write(self, events: Iterable[Event]) -> None:
         """What the scanner has read out of a log.
 
         A trainer that keeps its heartbeat writes its own metrics and events; every other program's are read from its
         lines. That a worker is gone is said in either case: the trainer may be in no state to say it.
         """
+        now = time.time()
         own_records = records.heartbeat(self.paths, self.nonce) is not None
         for event in events:
             if isinstance(event, WorkerDown):

@@ -116,9 +116,9 @@ class Section:
         return os.fstat(self.fd).st_mtime
 
     @property
-    def last_byte_at(self) -> float | None:
-        """When the file last grew by a byte of this run's; None if it holds none, or others' too."""
-        return self.modified_at if self.size > self.base and self.end is None else None
+    def has_own_bytes(self) -> bool:
+        """Whether it holds bytes of this run's, and of nobody else since."""
+        return self.size > self.base and self.end is None
 
     def skip_to(self, offset: int, lines: int) -> None:
         """Start in the middle: at `offset` a line begins, and `lines` of those that count stand before it."""

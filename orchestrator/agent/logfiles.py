@@ -174,15 +174,26 @@ class Logs:
         """Lets a section begin where it is to be shown from."""
         if self.since is None:
             return
-        if section.modified_at < self.since - TICK_S:
+        set_by_s = self.seen.clock_set_by_s
+        if self.modified_at(section) < self.since - TICK_S:
             section.skip_to(section.size, 0)
         else:
-            mark = marks.since(self.index, section.key if section.foreign else None, self.since)
+            mark = marks.since(self.index, section.key if section.foreign else None, self.since - set_by_s)
             if mark is None or not section.base < mark.offset <= section.size:
                 return
             section.skip_to(mark.offset, 0)
-            section.mark_at = mark.time
+            section.mark_at = mark.time + set_by_s
         section.start = section.wanted = section.offset
+
+    def modified_at(self, section: Section) -> float:
+        """When it was last written: what its own time says may be by a clock that has been set since."""
+        if self.seen.clock_set_by_s:
+            if not section.foreign:
+                return self.seen.log.modified_at
+            for log in self.seen.foreign_logs:
+                if (log.device, log.inode) == section.key and log.modified_at is not None:
+                    return log.modified_at
+        return section.modified_at
 
     def mark_before(self, section: Section, offset: int) -> tuple[int, int] | None:
         """(byte, lines of the run's before it) of the last mark up to a byte."""
@@ -238,12 +249,12 @@ class Logs:
 
     def end(self, **fields: Any) -> None:
         """The last frame."""
-        last = probe(self.call, [self.seen.run_id], time.time())[0]
+        self.seen = last = probe(self.call, [self.seen.run_id], time.time())[0]
         self.call.emit({
             "final": True, "probe": to_json(last), "foreign": [to_json(log) for log in last.foreign_logs],
             "repeats": [repeat.section.path for repeat in self.repeats], "gone": len(self.gone),
             "copied": sum(end - start for start, end in self.copied()),
-            "last_byte_at": max(filter(None, (section.last_byte_at for section in self.sections)), default=None),
+            "last_byte_at": max((self.modified_at(one) for one in self.sections if one.has_own_bytes), default=None),
             **fields,
         })  # fmt: skip
 

@@ -6,23 +6,28 @@ import dataclasses
 import os
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.agent import gpu, ownlog, proc, records, space
+from orchestrator.agent.clock import Clock, moved
 from orchestrator.agent.main import Call
 from orchestrator.agent.merge import merge
 from orchestrator.model import (
     Disk,
+    ExitRecord,
     FollowedLog,
     LogFile,
     LogSummary,
     Probe,
     Process,
+    ProgramExit,
     RunPaths,
     RunSpec,
     is_run_id,
     to_json,
 )
+
+End = TypeVar("End", ExitRecord, ProgramExit)
 
 YOUNG_S = 60.0
 """A run that began no longer ago may have begun while it was looked at."""
@@ -173,6 +178,7 @@ def _one(
     # The records are read after the walk over /proc: a run that ends in between has ended, and is not lost. But then
     # the walk is too old: a program that is on record as ended would be a process that it has left behind.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
+    set_by_s = Clock.of(record, boot).set_by_s
     attempt = supervisor.attempt if supervisor else 1
     if ended is not None or (supervisor and supervisor.program_exit):
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
@@ -181,7 +187,7 @@ def _one(
     supervisor_alive, stopped = watcher is not None, watcher is not None and watcher.stopped
     program = None
     if supervisor and supervisor.program_pid is not None:
-        if not tree and ended is None and same_boot and now - supervisor.started_at < YOUNG_S:
+        if not tree and ended is None and same_boot and now - set_by_s - supervisor.started_at < YOUNG_S:
             # It may have been begun after the walk, and put on record before the record was read: nothing is not left.
             tree = proc.tree(spec.nonce, proc.roots_of(supervisor))
         pid, ticks = supervisor.program_pid, supervisor.program_start_ticks
@@ -197,28 +203,37 @@ def _one(
 
         logs = catch_up(
             paths, supervisor, logs, own=log.path if log.verified else None, patterns=spec.patterns, tree=tree,
-            now=now,
+            now=now - set_by_s,
         )  # fmt: skip
     logs = looked_at(paths, spec.nonce, logs, alive=supervisor_alive and bool(tree))
+    if set_by_s:  # what was noted by the run's clock is said by that of now
+        logs = [moved(one, set_by_s) for one in logs]
+        grew_at = next((one.grew_at for one in logs if one.foreign is None), None)
+        log = dataclasses.replace(log, modified_at=min(now, log.modified_at if grew_at is None else grew_at))
     unreadable = [
         os.path.basename(path)
         for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
         if value is None and os.path.lexists(path)
     ]
+    beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True and ended is None)
     return Probe(
         run_id=spec.run_id, attempt=attempt, nonce=spec.nonce, observed_at=now,
-        created_at=record["created_at"], target=spec.target, owner=spec.owner, note=spec.note,
-        argv=record["argv"], exit=ended,
+        created_at=record["created_at"] + set_by_s, target=spec.target, owner=spec.owner, note=spec.note,
+        argv=record["argv"], exit=_at(ended, set_by_s),
         stop=records.stop_under_way(paths, now) if ended is None else None,
         same_boot=same_boot, supervisor_alive=supervisor_alive,
         supervisor_stopped=watcher.pid if watcher and stopped else None,
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
-        heartbeat=records.heartbeat(paths, spec.nonce), gpus_declared=spec.gpus,
+        heartbeat=beat, gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
-        program_exit=supervisor.program_exit if supervisor else None, unreadable=unreadable, elsewhere=elsewhere,
-        disk=disk, unread_bytes=sum(_unread(one, log) for one in logs),
+        program_exit=_at(supervisor.program_exit, set_by_s) if supervisor else None, unreadable=unreadable,
+        elsewhere=elsewhere, disk=disk, unread_bytes=sum(_unread(one, log) for one in logs), clock_set_by_s=set_by_s,
     )  # fmt: skip
+
+
+def _at(end: End | None, by_s: float) -> End | None:
+    return end if end is None or not by_s else dataclasses.replace(end, at=end.at + by_s)
 
 
 def _unread(one: FollowedLog, own: LogFile) -> int:

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any, TypeVar
 
 from orchestrator.agent import files, proc, system
+from orchestrator.agent.clock import Clock, booted_at
 from orchestrator.model import (
     ExitRecord,
     FollowedLog,
@@ -41,6 +42,16 @@ class _Frame:
     created_at: float = 0.0
     argv: list[str] = field(default_factory=list)
     """As it is run: with the configuration's place filled in."""
+    boot: str | None = None
+    booted_at: float | None = None
+    """The clock by which the run's times are noted, as long as this boot lasts."""
+
+
+@record
+class _Ticked:
+    """What a heartbeat may say of the monotonic clock."""
+
+    monotonic_s: float | None = None
 
 
 @record
@@ -81,7 +92,16 @@ def spec(paths: RunPaths) -> tuple[RunSpec, dict[str, Any]] | None:
         return None
     if spec.run_id != paths.run_id:
         return None
-    return (spec, {**record, "argv": frame.argv or spec.argv, "created_at": frame.created_at})
+    argv = frame.argv or spec.argv
+    return spec, {
+        **record, "argv": argv, "created_at": frame.created_at, "boot": frame.boot, "booted_at": frame.booted_at,
+    }  # fmt: skip
+
+
+def clock(paths: RunPaths) -> Clock:
+    """The clock by which the run's times are noted."""
+    found = spec(paths)
+    return Clock.of(found[1], proc.boot_identity()) if found is not None else Clock(booted_at=booted_at())
 
 
 def elsewhere(record: dict[str, Any]) -> str | None:
@@ -115,7 +135,7 @@ def stop_under_way(paths: RunPaths, now: float) -> StopRequest | None:
     if worker is not None and worker.finished and worker.request_at >= request.at:
         return request
     working = worker is not None and proc.same(worker.pid, worker.start_ticks) is not None
-    return request if working or now - request.at < STOP_BEGINS_S else None
+    return request if working or abs(now - request.at) < STOP_BEGINS_S else None
 
 
 def stopped(paths: RunPaths, ended_at: float) -> bool:
@@ -135,16 +155,22 @@ def _load(cls: type[T], path: str) -> T | None:
         return None
 
 
-def heartbeat(paths: RunPaths, nonce: str) -> Heartbeat | None:
-    """The trainer's heartbeat, if it is this attempt's and not one that was left lying."""
+def heartbeat(paths: RunPaths, nonce: str, *, same_boot: bool = False) -> Heartbeat | None:
+    """The trainer's heartbeat, if it is this attempt's and not one that was left lying.
+
+    `same_boot`: the clock that nobody sets goes on since, and tells its age if it says what that one showed.
+    """
     value = files.read_json(paths.heartbeat, limit_bytes=RECORD_BYTES)
     if value is None or value.get("nonce") != nonce:
         return None
     memory = value.get("gpu_memory_bytes") or {}
     try:
         beat = from_json(Heartbeat, {**value, "at": value.get("time"), "gpu_memory_bytes": memory})
+        ticked = from_json(_Ticked, value) if same_boot else _Ticked()
     except Misfit:
         return None
+    if ticked.monotonic_s is not None:
+        beat = dataclasses.replace(beat, at=time.time() - max(0.0, time.monotonic() - ticked.monotonic_s))
     if beat.step is not None and beat.step < 0:
         return None
     phase = "".join(character if character.isprintable() else "?" for character in beat.phase[:PHASE_CHARS])

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 
-from orchestrator.agent import files, prepare, put, records, system, tmux
+from orchestrator.agent import clock, files, prepare, proc, put, records, system, tmux
 from orchestrator.agent.main import Call, Refusal, describe, hint_of
 from orchestrator.model import SCHEMA_VERSION, ExitRecord, RunPaths, RunSpec, from_json, is_run_id, to_json
 
@@ -103,6 +103,8 @@ def _record(call: Call, spec: RunSpec, paths: RunPaths) -> bool:
             "argv": [word.replace("{config}", paths.config) for word in spec.argv] if spec.trainer else spec.argv,
             "cwd": paths.code,
             "created_at": time.time(),
+            "boot": proc.boot_identity(),
+            "booted_at": clock.booted_at(),
             "workdir": call.paths.workdir,
             "host": os.uname().nodename,
             "versions": versions,

@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
+from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.merge import merge
 from orchestrator.agent.pane import Pane
@@ -58,7 +59,7 @@ def main(run_root: str) -> int:
         from orchestrator.agent.main import describe  # of no use to a supervisor that has begun
 
         why = f"the supervisor failed: {describe(error, run_root)}"
-        ending = ExitRecord(at=time.time(), never_started=why, nonce=found[0].nonce)
+        ending = ExitRecord(at=records.clock(paths).now(), never_started=why, nonce=found[0].nonce)
         files.create_reserved(paths.exit, to_json(ending))
         return 1
     if program is not None:
@@ -81,7 +82,10 @@ class Supervisor:
         self.written_to = 0
         self.childless = False
         self.pane, self.pipes = Pane(), Pipes()
-        self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, time.time())}
+        self.boot = proc.boot_identity()
+        self.clock = Clock.of(record, self.boot)
+        """What is noted of the run is noted by it, and not by a clock that somebody may set."""
+        self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, self.clock.now())}
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
@@ -91,20 +95,19 @@ class Supervisor:
         Raises `OSError` when something else fails; nothing has been started then.
         """
         environ = self._take_environment()
-        boot = proc.boot_identity()
         started_at = time.time()
         log_fd = os.open(
             self.paths.log(self.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
         header = records.header(
-            run_id=self.spec.run_id, attempt=self.attempt, nonce=self.spec.nonce, bundle=self.spec.bundle, boot=boot,
-            started_at=started_at,
+            run_id=self.spec.run_id, attempt=self.attempt, nonce=self.spec.nonce, bundle=self.spec.bundle,
+            boot=self.boot, started_at=started_at,
         )  # fmt: skip
         os.write(log_fd, header)
         stat, own = os.fstat(log_fd), proc.stat(os.getpid())
         self.record = SupervisorRecord(
             attempt=self.attempt, nonce=self.spec.nonce, pid=os.getpid(), start_ticks=own[0].start_ticks if own else 0,
-            boot=boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
+            boot=self.boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
             header_bytes=len(header), oom_kills=proc.oom_kills(), cgroup=(group := cgroup.make(self.spec.run_id)),
         )  # fmt: skip
         files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
@@ -163,7 +166,7 @@ class Supervisor:
 
     def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
         why = spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", ""))
-        ending = ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)
+        ending = ExitRecord(at=self.clock.now(), never_started=why, nonce=self.spec.nonce)
         files.create_reserved(self.paths.exit, to_json(ending))
         self.journal.event("ended", never_started=why)
         self._write_scan()
@@ -182,9 +185,9 @@ class Supervisor:
             ended = self.record.program_exit is not None
             if not behind:
                 time.sleep(0.02 if quick else 0.1) if ended else waiter.poll(20 if quick else 250)
-            self._reap(program, time.time())
+            self._reap(program, self.clock.now())
             try:
-                self._read_on(time.time(), quick=quick)
+                self._read_on(self.clock.now(), quick=quick)
             except OSError:  # the records, not the run, are what fails: the next round tries again
                 time.sleep(0.1)
             # As subreaper the supervisor is the ancestor of all that is left, so no child means nothing is left: a
@@ -195,12 +198,12 @@ class Supervisor:
                 time.sleep(0.2)  # only a marked process outside our own line is left: look again, but not in a rush
         try:
             while any(follower.behind for follower in self.logs.followers):
-                self._read_on(time.time(), quick=False)  # in rounds, as ever: marks stand close then
+                self._read_on(self.clock.now(), quick=False)  # in rounds, as ever: marks stand close then
         except OSError:
             pass
-        now = time.time()
+        now = self.clock.now()
         try:
-            self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)], now)
+            self.journal.write([event for follower in self.logs.followers for event in follower.finish(now)])
             self.journal.close()
             self._write_scan()
             self._mark_index(force=True)
@@ -213,7 +216,7 @@ class Supervisor:
         """One round: logs that have appeared, what has been written since the last round, and the records of it."""
         events = self.logs.look(now, quick=quick)
         events += [event for follower in self.logs.followers for event in follower.advance(now)]
-        self.journal.write(events, now)
+        self.journal.write(events)
         read_to = sum(follower.offset for follower in self.logs.followers)
         # A step more can wait a moment to be told, whatever else has happened cannot.
         urgent = quick or self.logs.changed or any(not isinstance(event, StepEvent) for event in events)
@@ -278,7 +281,7 @@ class Supervisor:
         summary = merge(self.logs.followed())
         first = summary.findings[0] if summary.findings else None
         return ExitRecord(
-            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at),
+            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at + self.clock.set_by_s),
             oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
             first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
             attempt=self.attempt, nonce=self.spec.nonce, behind_pipe=hidden.name if hidden else None,
@@ -297,7 +300,7 @@ class Supervisor:
 
     def _mark_index(self, *, force: bool = False) -> None:
         # Asked for after the reading: what stands before the byte of a mark had been written by its time.
-        now = time.time()
+        now = self.clock.now()
         for follower in self.logs.followers:
             log = None if follower.foreign is None else follower.key
             offset, marked_at = self.indexed.setdefault(log, (follower.foreign.base if follower.foreign else 0, now))

@@ -181,3 +181,5 @@ class FollowedLog:
     summary: LogSummary
     foreign: ForeignLog | None = None
     """None: the run's own log."""
+    grew_at: float | None = None
+    """When it was last seen to have grown."""

@@ -226,6 +226,9 @@ class Probe:
     """The pid of its supervisor, if somebody has stopped that (state T): it lives, and does nothing."""
     disk: Disk | None = None
     """Where the run directory is."""
+    clock_set_by_s: float = 0.0
+    """By how much the container's clock has been set since the run was accepted; the times here are as by the clock of
+    now."""
     elsewhere: str | None = None
     """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
     closed: str | None = None

@@ -1,29 +1,37 @@
-# Makes a Python's wall clock wrong by the whole seconds in /etc/lab-clock, and with it the times of files.
-# `Lab.clock` appends it to the one module that every Python of a container imports, `-I -S` or not: namespaces shift no
-# wall clock, and libfaketime breaks `time.sleep` where it is told to leave the monotonic clock alone.
+# Makes a Python's wall clock wrong by what /etc/lab-clock says, and with it the times of files.
+# Each line there is a moment and the nanoseconds by which wall clock and time since boot are off from then on: a file
+# has the time that the clock showed when it was written. `Lab.clock` appends this to the one module that every Python
+# of a container imports, `-I -S` or not: namespaces shift no wall clock, and libfaketime breaks `time.sleep` where it
+# is told to leave the monotonic clock alone.
 
 
 def _lab_clock():
     import os
     import time
 
-    now, now_ns, stat, fstat, lstat, utime = time.time, time.time_ns, os.stat, os.fstat, os.lstat, os.utime
+    now_ns, stat, fstat, lstat, utime = time.time_ns, os.stat, os.fstat, os.lstat, os.utime
+    clock_gettime, boottime = time.clock_gettime, time.CLOCK_BOOTTIME
     times = ("st_atime", "st_mtime", "st_ctime")
 
-    def off_ns():
+    def settings():
         try:
             fd = os.open("/etc/lab-clock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return 0
+            return [(0, 0, 0)]
         try:
-            return int(os.read(fd, 64)) * 10**9
+            lines = os.read(fd, 4096).decode().splitlines()
         finally:
             os.close(fd)
+        return [(0, 0, 0), *(tuple(int(word) for word in line.split()) for line in lines)]
+
+    def off_ns(known, at):
+        return [wall for since, wall, _ in known if since <= at][-1]
 
     def shown(found):
+        known = settings()
         fields = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
-        off = off_ns()
         for name in times:
+            off = off_ns(known, fields[f"{name}_ns"])
             fields[f"{name}_ns"] += off
             fields[name] += off / 1e9
         return os.stat_result([*found[:7], *(int(fields[name]) for name in times)], fields)
@@ -32,11 +40,13 @@ def _lab_clock():
         if times is not None:
             ns = [int(at * 1e9) for at in times]
         if ns is not None:
-            more["ns"] = tuple(at - off_ns() for at in ns)
+            wall = settings()[-1][1]
+            more["ns"] = tuple(at - wall for at in ns)
         utime(path, **more)
 
-    time.time = lambda: now() + off_ns() / 1e9
-    time.time_ns = lambda: now_ns() + off_ns()
+    time.time_ns = lambda: now_ns() + settings()[-1][1]
+    time.time = lambda: time.time_ns() / 1e9
+    time.clock_gettime = lambda which: clock_gettime(which) + (settings()[-1][2] / 1e9 if which == boottime else 0)
     os.stat = lambda *words, **more: shown(stat(*words, **more))
     os.fstat = lambda fd: shown(fstat(fd))
     os.lstat = lambda *words, **more: shown(lstat(*words, **more))

@@ -95,20 +95,22 @@ class Lab(Node):
         """Run a command in a container, past ssh and pct. Keywords are those of subprocess.run."""
         return self.on_node(["lxc-attach", "-n", str(vmid), "--clear-env", "--", *argv], **kwargs)
 
-    def clock(self, vmid: int, offset: str = "+0s") -> None:
+    def clock(self, vmid: int, offset: str = "+0s", *, passed_s: int = 0) -> None:
         """Let the container's wall clock be off by so many `s`, `m`, `h` or `d`, from now on: `+3600s`, `-2h`.
 
         It is the clock of its Pythons, so of specctl's agent and supervisor, and jumps at once in those that started
-        after the first call. All files' times jump along, as if written since; the monotonic clock and boot time stay.
+        after the first call. A file has the time that the clock showed when it was written. The time since boot stays,
+        but for what is to have `passed`, by the wall clock too; the monotonic clock stays in any case.
         """
         if not (match := re.fullmatch(r"([+-]\d+)([smhd])", offset)):
             raise LabUnavailable(f"a clock's offset is like +3600s or -2h, not {offset!r}")
-        offset_s = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        wall_s = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] + passed_s
         script = (
             "for f in /usr/lib/python3.*/encodings/__init__.py; do grep -q lab-clock $f || cat >>$f; done; "
-            "echo $1 >/etc/lab-clock.new; mv /etc/lab-clock.new /etc/lab-clock"
+            "c=/etc/lab-clock; touch $c; { tail -n 20 $c; echo $(date +%s%N) $1 $2; } >$c.new; mv $c.new $c"
         )
-        self.inside(vmid, ["sh", "-ec", script, "sh", str(offset_s)], input=(HERE / "clock.py").read_text(), check=True)
+        words = ["sh", "-ec", script, "sh", str(wall_s * 10**9), str(passed_s * 10**9)]
+        self.inside(vmid, words, input=(HERE / "clock.py").read_text(), check=True)
 
     def nvidia_smi(self, vmid: int, says: str, code: int = 0) -> None:
         """Let the container's nvidia-smi print this whatever it is asked, and exit so; a GPU's row is

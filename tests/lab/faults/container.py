@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
+import time
 from collections.abc import Iterator
 
 from tests.lab.matrix import WORKDIR, Scene, fault, flat
@@ -208,9 +210,40 @@ def the_clock_jumped_two_hours_back(scene: Scene) -> Iterator[None]:
     yield from clock_jumps(scene, "-2h")
 
 
-def clock_jumps(scene: Scene, offset: str) -> Iterator[None]:
+@fault
+def the_clock_jumped_ahead_under_a_run_that_seldom_steps(scene: Scene) -> Iterator[None]:
+    yield from clock_jumps(scene, "+2h", *SELDOM)
+
+
+@fault
+def the_clock_jumped_ahead_before_the_first_step(scene: Scene) -> Iterator[None]:
+    yield from clock_jumps(scene, "+2h", "sh", "-c", "echo loading; exec sleep 600", until="process")
+
+
+@fault
+def the_clock_jumped_back_under_a_run_that_stands_still(scene: Scene) -> Iterator[None]:
+    """So much time passes besides that it is a stall, by a clock that nobody has set."""
+    yield from clock_jumps(scene, "-2h", *SELDOM, stands_s=300)
+
+
+SELDOM = ("sh", "-c", "echo step=1 tok/s=700; sleep 1; echo step=2 tok/s=700; exec sleep 600")
+
+
+def clock_jumps(scene: Scene, offset: str, *program: str, until: str = "step", stands_s: int = 0) -> Iterator[None]:
     scene.lab.clock(scene.vmid)  # from here on its Pythons heed the next
-    scene.start()
-    scene.lab.clock(scene.vmid, offset)
+    scene.start(*program, until=until)
+    began = time.time()
+    scene.lab.clock(scene.vmid, offset, passed_s=stands_s)
+    asked = time.time()
+    done = scene.specctl("logs", scene.run_id, "--since", "20m")
+    assert done.code == 0 and scene.specctl("logs", scene.run_id).out.startswith(done.out), done
+    # What is said is by this machine's clock, which nobody has set.
+    said = re.search(r"since (\S+) \(20 min ago\): the run began only (\S+); all its lines", flat(done.err))
+    assert said, done.err
+    for shown, meant in zip(said.groups(), (asked - 1200, began - stands_s), strict=True):
+        hours, minutes, seconds = map(int, shown.split(":"))
+        there = time.localtime(meant)
+        late_s = (hours - there.tm_hour) * 3600 + (minutes - there.tm_min) * 60 + seconds - there.tm_sec
+        assert (late_s + 60) % 86400 <= 120, done.err
     yield
     scene.lab.clock(scene.vmid)
