@@ -86,7 +86,7 @@ def _places(word: str, inventory: str | None = None) -> list[str]:
 
 def _runs(word: str, inventory: str | None = None) -> list[str]:
     """The newest runs first; a word from the middle of an id is enough if only one has it."""
-    known = [launch.run_id for launch in index.launches()[-NEWEST:]]
+    known = [launch.run_id for launch in index.launches() if not launch.refused][-NEWEST:]
     there = sorted(_on_this_machine(_read(inventory)))[-NEWEST:]
     found = sorted(filter(SAFE.fullmatch, {*known, *there}), reverse=True)
     fitting = _fitting(["@last", *found] if known else found, word)

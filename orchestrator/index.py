@@ -18,6 +18,8 @@ class Launch:
     target: str
     at: float = 0.0
     """When, by this machine's clock."""
+    refused: bool = False
+    """It was refused, or its target did not answer, and nothing was started."""
 
 
 def owner() -> str:
@@ -35,18 +37,20 @@ def _path() -> Path:
 
 
 def add(launch: Launch) -> None:
+    """Notes it; once more, when it is known to have been refused."""
     path = _path()
+    line = {"run_id": launch.run_id, "target": launch.target, "at": time.time()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
-            file.write(json.dumps({"run_id": launch.run_id, "target": launch.target, "at": time.time()}) + "\n")
+            file.write(json.dumps({**line, "refused": True} if launch.refused else line) + "\n")
     except OSError:
         pass  # only a convenience: a read-only home must not stop a launch
 
 
 def launches() -> list[Launch]:
     """Oldest first; lines that cannot be read are passed over."""
-    found = []
+    found: dict[str, Launch] = {}
     try:
         lines = _path().read_text().splitlines()
     except OSError:
@@ -56,7 +60,9 @@ def launches() -> list[Launch]:
             item = json.loads(line)
             at = item.get("at")
             at = float(at) if isinstance(at, (int, float)) else 0.0
-            found.append(Launch(run_id=str(item["run_id"]), target=str(item["target"]), at=at))
+            run_id, refused = str(item["run_id"]), item.get("refused") is True
+            at = found[run_id].at if refused and run_id in found else at
+            found[run_id] = Launch(run_id=run_id, target=str(item["target"]), at=at, refused=refused)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-    return found
+    return list(found.values())

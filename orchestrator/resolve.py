@@ -62,15 +62,7 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
             hint=f"give at least {PART} characters of it; specctl status lists the runs there are",
         )
     if query == LAST:
-        known = [launch for launch in launches if launch.target in fleet.inventory.targets]
-        if not launches:
-            raise NotFound("@last: nothing was launched from here yet", hint="specctl status --all lists every run")
-        if not known or (careful and launches[-1] != known[-1]):
-            raise _elsewhere(launches[-1], fleet)
-        if launches[-1] != known[-1]:
-            notes.append(_elsewhere(launches[-1], fleet).message)
-        wanted = known[-1].run_id
-        notes.append(f"@last is {wanted}")
+        wanted, notes = _last(launches, fleet, careful=careful)
     if wanted is not None and is_run_id(wanted):
         for launch in reversed(launches):
             if launch.run_id == wanted and launch.target in fleet.inventory.targets:
@@ -99,6 +91,8 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
                 f"no run {wanted!r} on the targets that answered; not asked: {_names(silent)}", hint=_why(silent)
             )
         for launch in launches:
+            if launch.run_id == wanted and launch.refused:
+                raise NotFound(_refused(launch), hint="launch again; specctl status lists the runs there are")
             if launch.run_id == wanted and launch.target not in fleet.inventory.targets:
                 raise _elsewhere(launch, fleet)
         places = [*fleet.inventory.targets, *fleet.inventory.groups]
@@ -122,6 +116,33 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
     if silent and not exact:
         notes.append(f"not asked: {_names(silent)}")
     return Resolved(run=run, notes=notes)
+
+
+def _last(launches: Sequence[index.Launch], fleet: Fleet, *, careful: bool) -> tuple[str, list[str]]:
+    """The run id that `@last` means, and what is to be said of it: the newest launch that was not refused.
+
+    What came after it is always said. `careful`: nothing may have come after it, since nobody is to end an older run
+    by a word that was meant for a newer one.
+    """
+    accepted = [launch for launch in launches if not launch.refused]
+    if not accepted:
+        said = _refused(launches[-1]) if launches else "nothing was launched from here yet"
+        raise NotFound(f"@last: {said}", hint="specctl status --all lists every run")
+    known = [launch for launch in accepted if launch.target in fleet.inventory.targets]
+    if not known or (careful and accepted[-1] != known[-1]):
+        raise _elsewhere(accepted[-1], fleet)
+    last = known[-1]
+    notes = [_elsewhere(accepted[-1], fleet).message] if accepted[-1] != last else []
+    if launches[-1].refused:
+        notes.append(_refused(launches[-1]))
+        if careful:
+            said = f"{notes[-1]}; @last would be {last.run_id}, from before that"
+            raise NotFound(said, hint=f"its full id means it: {last.run_id}")
+    return last.run_id, [*notes, f"@last is {last.run_id}"]
+
+
+def _refused(launch: index.Launch) -> str:
+    return f"the launch of {launch.run_id} on {launch.target} failed before anything was started"
 
 
 def _unknown(error: SpecctlError) -> SpecctlError:

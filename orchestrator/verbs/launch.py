@@ -6,6 +6,7 @@ whose reply was lost is repeated safely: the second call adopts what the first o
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -88,8 +89,9 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     """Applies `plan`. Raises when nothing was started; afterwards every outcome is a `Result`, a Ctrl-C too."""
     agent = fleet.agent(plan.target)
     spec = plan.spec
-    # Before anything can fail: after a launch that never got far, @last must not mean the one before.
-    index.add(index.Launch(run_id=spec.run_id, target=plan.target.name))
+    # Before anything can fail: what becomes of this one, @last must not silently mean the one before.
+    noted = index.Launch(run_id=spec.run_id, target=plan.target.name)
+    index.add(noted)
     watcher.step(f"connecting to {plan.target.name}")
     refused = None
     try:
@@ -104,10 +106,15 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
             refused = f"{error.message}\n{error.hint}" if error.hint else error.message
     except (UnreachableError, PreflightError) as error:
         # Whatever was lost or refused on the way until now, it was no start.
+        index.add(dataclasses.replace(noted, refused=True))
         hint = "launch again" if isinstance(error, LinkLost) else error.hint
         raise type(error)(f"{error.message}; nothing was started", target=plan.target.name, hint=hint) from error
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")
-    started = _start(agent, plan, refused)
+    try:
+        started = _start(agent, plan, refused)
+    except PreflightError:
+        index.add(dataclasses.replace(noted, refused=True))
+        raise
     result = Result(plan=plan, log=str(started["log"]))
     for gpu in there["gpus"]:
         seen = Evidence(what="preflight", value=str(gpu), observed_at=float(started["now"]))

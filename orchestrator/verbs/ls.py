@@ -97,8 +97,8 @@ def _remembered(views: Sequence[TargetView], seen: set[str], *, whole: bool, fle
     """What this user launched from here and the look did not show. A look at the newest runs only (`whole` false) does
     not say that the others are gone, so they are asked for by name."""
     missing: dict[str, list[index.Launch]] = {}
-    for launch in {one.run_id: one for one in index.launches()}.values():
-        if launch.run_id not in seen:
+    for launch in index.launches():
+        if launch.run_id not in seen and not launch.refused:
             missing.setdefault(launch.target, []).append(launch)
     rows = []
     for view in views:

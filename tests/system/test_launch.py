@@ -239,15 +239,44 @@ def test_until_process_is_not_deceived_by_a_program_that_is_about_to_die(specctl
     assert done.code == 1 and done.json["state"] == "FAILED"
 
 
-def test_after_a_launch_that_never_got_far_last_is_not_the_run_before(specctl: Specctl) -> None:
-    assert specctl.launch("--", "sh", "-c", "echo the old run; echo step=1 tok/s=1").code == 0
+def refused(specctl: Specctl) -> str:
+    """The id of a launch that was refused."""
+    before = specctl.inventory.read_text()
     specctl.inventory.write_text("targets:\n  local: {workdir: /proc/nowhere}\n")
     done = specctl("launch", "local", "--", "true")
     assert done.code == 1 and "; nothing was started\n" in done.err, done.err
-    specctl.inventory.write_text(f"targets:\n  local: {{workdir: {specctl.workdir}}}\n")
-    for words in (("logs", "@last"), ("status", "@last"), ("stop", "@last")):
-        done = specctl(*words)
-        assert done.code == 4 and "the old run" not in done.out, words
+    specctl.inventory.write_text(before)
+    lines = (specctl.home / "state/specctl/launches.jsonl").read_text().splitlines()
+    return str(json.loads(lines[-1])["run_id"])
+
+
+def test_last_is_never_a_launch_that_was_refused_and_what_is_older_is_said_to_be_that(specctl: Specctl) -> None:
+    nothing = refused(specctl)
+    done = specctl("status", "@last")
+    assert done.code == 4 and f"@last: the launch of {nothing} on local failed before" in done.err, done.err
+    older = specctl.launch("--until", "process", "--", "sh", "-c", "echo step=1; exec sleep 600").json["run_id"]
+    nothing = refused(specctl)
+    for verb in ("logs", "status", "show"):
+        done = specctl(verb, "@last")
+        assert done.code == 0 and "sh" in done.out + done.err, done
+        said = f"the launch of {nothing} on local failed before anything was started\nspecctl: @last is {older}\n"
+        assert said.replace("specctl: ", "") in done.err.replace("specctl: ", ""), done.err
+    done = specctl("stop", "@last")
+    assert done.code == 4 and f"@last would be {older}, from before that" in done.err, done.err
+    assert specctl.status(older)["state"] == "RUNNING", "nothing is ended that may not be meant"
+    assert specctl("status", nothing).code == 4 and nothing not in specctl("ls").out
+    assert specctl("stop", older).code == 0
+
+
+def test_last_is_a_launch_that_was_accepted_and_never_started(specctl: Specctl) -> None:
+    assert specctl.launch("--until", "process", "--", "sleep", "600").code == 0
+    never = specctl.launch("--", "./not-there")
+    assert never.code == 1
+    done = specctl("status", "@last")
+    assert done.code == 1 and f"@last is {never.json['run_id']}" in done.err and "NEVER_STARTED" in done.out, done
+    usage = specctl("launch", "local", "--config", "nowhere.yaml")
+    assert usage.code == 2, usage
+    assert f"@last is {never.json['run_id']}" in specctl("status", "@last").err, "and no launch at all changes that"
 
 
 def test_a_run_of_another_hosts_yaml_is_said_to_be_that_and_last_is_not_silently_an_older_one(specctl: Specctl) -> None:
