@@ -72,10 +72,13 @@ class Typed:
     def raw(self) -> bool:
         return not self.settings[3] & (termios.ECHO | termios.ICANON)
 
-    def end(self, *, timeout_s: float = 60.0) -> int:
-        """Reads to the end; the exit code."""
+    def end(self, *, timeout_s: float = 60.0, keys: str = "", at: bytes = b"") -> int:
+        """Reads to the end, and types `keys` as soon as it has shown `at`; the exit code."""
         deadline = time.monotonic() + timeout_s
         while self._read(0.2):
+            if keys and at in self.seen:
+                self.type(keys)
+                keys = ""
             if time.monotonic() > deadline:
                 raise AssertionError(f"it did not end:\n{self.text[-3000:]}")
         if self._code is None:

@@ -39,6 +39,9 @@ def run(call: Call) -> None:
     if records.exit_record(paths) is not None:
         raise Refusal("preflight", "it has just ended", f"specctl show {run_id}")
     supervisor = records.supervisor(paths)
+    if supervisor is None and os.path.lexists(paths.supervisor):
+        raise Refusal("preflight", "supervisor.json cannot be read: nobody can tell whether a session is the run's",
+                      f"specctl stop {run_id} ends it; its log: {paths.log(1)}")  # fmt: skip
     if supervisor is None or proc.same(supervisor.pid, supervisor.start_ticks) is None:
         raise Refusal("preflight", "its session is gone: the supervisor that lived in it has died",
                       f"specctl logs {run_id} -f shows what the program still writes")  # fmt: skip

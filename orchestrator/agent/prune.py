@@ -30,6 +30,13 @@ def run(call: Call) -> None:
     news = News(call.emit)
     wanted = call.request.get("remove")
     found = look(call.paths, asked, time.time())
+    if not os.path.isdir(call.paths.workdir):  # and a run of it lives, else nobody comes so far
+        boot, why = proc.boot_identity(), f"the workdir {call.paths.workdir} is gone while a run of it lives"
+        call.emit({
+            "final": True, "now": time.time(), "kept": 0, "notes": [why], "machine": boot, "place": boot, "items": [],
+            "gone": [], "failed": [],
+        })  # fmt: skip
+        return
     if wanted is None:
         seen: set[tuple[int, int]] = set()
         for item in found.items:

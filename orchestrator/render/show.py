@@ -104,24 +104,32 @@ class _Page:
     def identity(self) -> None:
         probe, record = self.probe, self.shown.supervisor
         boot = {True: "not restarted since", False: "restarted since then", None: "no start recorded"}[probe.same_boot]
+        if probe.same_boot is None and (probe.unreadable or probe.damaged or probe.closed):
+            boot = "the record of its start cannot be read"
         place = f"{self.target.place}, host {self.shown.host} ({boot})"
         if probe.elsewhere:
             place += f"; the run is of the host {probe.elsewhere}"
+        if probe.closed is not None:
+            self._row("where", place)
+            self._row("directory", self._home(self.shown.root))
+            return
         self._row("attempt", f"{probe.attempt}, nonce {probe.nonce[:8]}" + (
             f", supervisor pid {record.pid} {'alive' if probe.supervisor_alive else 'gone'}" if record else ""
         ))  # fmt: skip
         self._row("where", place)
         self._row("directory", self._home(self.shown.root))
-        self._row("launched", f"{clock(probe.created_at)}, {age(self.now - probe.created_at)} ago, by {probe.owner}")
+        if probe.damaged is None:
+            launched = f"{clock(probe.created_at)}, {age(self.now - probe.created_at)} ago, by {probe.owner}"
+            self._row("launched", launched)
         if probe.note:
             self._row("note", one_line(probe.note))
 
     def asked(self) -> None:
         asked = self.shown.spec
-        self._row("program", one_line(self._home(shlex.join(self.probe.argv))))
         if asked is None:
-            self._row("record", self.probe.damaged or "run.json cannot be read", style="yellow")
+            self._row("record", self.probe.damaged or self.probe.closed or "run.json cannot be read", style="yellow")
             return
+        self._row("program", one_line(self._home(shlex.join(self.probe.argv))))
         if asked.config_text is not None:
             digest = (asked.config_sha256 or "")[:12]
             self._row("config", f"{asked.config_path}, sha256 {digest} (--config prints it)")
@@ -151,6 +159,9 @@ class _Page:
 
     def processes(self) -> None:
         tree = self.probe.tree
+        if self.probe.closed is not None:
+            self._row("processes", "not known", style="yellow")
+            return
         if not tree:
             self._row("processes", "none is left" if not self.verdict_.live else "none was seen")
             return
@@ -184,6 +195,9 @@ class _Page:
 
     def logs(self) -> None:
         log = self.probe.log
+        if self.probe.closed is not None or self.probe.damaged is not None:
+            self._row("log", f"{posixpath.basename(log.path)}, which is not shown: {log.why}", style="yellow")
+            return
         text = f"{posixpath.basename(log.path)}, {size(log.size)}, {count(self.probe.summary.lines, 'line')} read"
         self._row("log", text + ("" if log.verified else f"; NOT this attempt's: {log.why}"),
                   style="" if log.verified else "yellow")  # fmt: skip
@@ -240,9 +254,12 @@ class _Page:
 
     def following(self, program: str) -> None:
         run_id = self.run.run_id
-        words = [f"logs {run_id} -f", f"attach {run_id}", f"stop {run_id}"]
-        if not self.verdict_.live:
-            words = [f"logs {run_id} -n 50"]
+        live = self.verdict_.live
+        words = [f"logs {run_id} -f" if live else f"logs {run_id} -n 50"] if self.probe.log.verified else []
+        words += [f"attach {run_id}"] if live and self.probe.supervisor_alive else []
+        words += [f"stop {run_id}"] if live or self.probe.tree else []
+        if not words:
+            return
         self.console.print()
         line(self.console, "Next:", first=0)
         for word in words:  # whole, however narrow it is: somebody may copy it
@@ -284,5 +301,6 @@ def _event(event: Event) -> str:
     if "path" in fields:  # a log or a checkpoint: what else is known of it stands above
         return one_line(f"{event.event} {fields['path']}")
     told = {name: value for name, value in fields.items() if name != "at" and value not in (None, "", 0, False)}
+    told |= {"code": 0} if fields.get("code") == 0 else {}
     said = " ".join(f"{name}={value}" for name, value in told.items())
     return one_line(f"{event.event} {said}"[:160].rstrip())

@@ -69,7 +69,8 @@ def _facts(view: View, survey: Survey) -> list[str]:
     made = "" if survey.workdir_there else " (not made yet)"
     room = f", {size(survey.free_bytes)} free" if survey.free_bytes is not None else ""
     agent = "agent there" if survey.agent else "agent sent at first use"
-    runs = f"{count(survey.live, 'live run')} of {survey.runs:,}" if survey.runs or survey.live else "no runs yet"
+    known = max(survey.runs, survey.live)  # one whose directory is gone lives all the same
+    runs = f"{count(survey.live, 'live run')} of {known:,}" if known else "no runs yet"
     facts = [" · ".join(filter(None, programs)), f"workdir {survey.workdir}{made}{room} · {agent} · {runs}"]
     if view.clock_offset_s is not None:
         facts[-1] += f" · clock {view.clock_offset_s:+.1f} s (within {view.asked_s / 2:.1f})"

@@ -46,10 +46,12 @@ def find(fleet: Fleet, query: str | None) -> Found:
     if run.verdict.state == "UNREACHABLE":
         raise errors.UnreachableError(run.verdict.why, target=run.target.name, run_id=run.run_id)
     if not run.verdict.live:
+        said, hint = "there is no session any more", f"specctl logs {run.run_id} -n 50; specctl show {run.run_id}"
+        if run.probe.damaged is not None and run.probe.tree:
+            said, hint = "nobody can tell which session is the run's", f"specctl stop {run.run_id} ends what is left"
         raise HasEnded(
-            f"there is no session any more: {run.verdict.state} ({run.verdict.why})", target=run.target.name,
-            run_id=run.run_id, hint=f"specctl logs {run.run_id} -n 50; specctl show {run.run_id}",
-        )  # fmt: skip
+            f"{said}: {run.verdict.state} ({run.verdict.why})", target=run.target.name, run_id=run.run_id, hint=hint
+        )
     return Found(run=run, notes=found.notes)
 
 

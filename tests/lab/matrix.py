@@ -3,8 +3,9 @@
 A row of that page and a function of `tests/lab/faults/` are one fault: the function's name is the row's first cell, in
 lower case, with an underscore for all that is no letter or figure. The function breaks something, yields while the
 verbs are asked, and mends it. A cell is an exit code and words that are said in that order, with `…` for what lies
-between: `3 UNREACHABLE … frozen`; a dash is a verb that is not asked. The column *then* is the run's state once all is
-mended; whatever the run wrote must be there, byte for byte, as seen from outside.
+between: `3 UNREACHABLE … frozen`; a dash is a verb that is not asked. In the column *the others* are those that have no
+column, by name: `show, ls: 0 LOST; attach: 1 it has ended`. The column *then* is the run's state once all is mended;
+whatever the run wrote must be there, byte for byte, as seen from outside.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from tests.terminal import typed
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 WORKDIR = "/root/w"
-VERBS = ("status", "logs", "logs_f", "push", "pull", "attach", "launch", "stop")
+OTHERS = ("show", "ls", "targets", "prune", "attach")
+VERBS = ("status", "logs", "logs_f", "show", "ls", "targets", "prune", "push", "pull", "attach", "launch", "stop")
 """In the order in which they are asked."""
-EVERY = "every_verb"
-"""A column for all of them that have none of their own."""
+EVERY, THE_OTHERS = "every_verb", "the_others"
+"""A column for all of them that have none of their own, and one in which they are named."""
 NOT_ASKED = "–"
+TMUX_IS_UP, LEAVE = b"\x1b[?1049h", "\x02d"
 DEADLINE_S = 120.0
 """No verb takes longer, whatever is broken; no figure of speed, but a bound on being stuck."""
 
@@ -92,11 +95,22 @@ def rows(page: str) -> dict[str, Row]:
             row = dict(zip(head, cells, strict=True))
             name = slug(row["what_was_done"])
             assert name not in found, f"two rows of docs/faults.md are {name}"
-            said = {verb: row.get(verb, row.get(EVERY, NOT_ASKED)) for verb in VERBS}
+            said = dict.fromkeys(VERBS, row.get(EVERY, NOT_ASKED)) | named(row.get(THE_OTHERS, NOT_ASKED))
+            said |= {verb: row[verb] for verb in VERBS if verb in row}
             found[name] = Row(
                 name=name, cells={verb: Cell.parse(text) for verb, text in said.items()}, then=row["then"].strip("*–"),
                 do_next=row["what_you_do"],
             )  # fmt: skip
+    return found
+
+
+def named(text: str) -> dict[str, str]:
+    """Verb -> cell, of `show, ls: 0 LOST; attach: 1 it has ended`; `all` are those that have no column."""
+    found: dict[str, str] = {}
+    for part in re.split(r"; (?=[a-z, ]+: \d)", text) if text != NOT_ASKED else ():
+        names, _, cell = part.partition(": ")
+        found.update(dict.fromkeys(OTHERS if names == "all" else names.split(", "), cell))
+    assert found.keys() <= set(OTHERS), text
     return found
 
 
@@ -133,6 +147,10 @@ class Scene:
             "status": ["status", self.run_id or self.target],
             "logs": ["logs", self.run_id, "-n", "3"],
             "logs_f": ["logs", self.run_id, "-f", "-n", "3", "--patience", "0"],
+            "show": ["show", self.run_id],
+            "ls": ["ls"],
+            "targets": ["targets", self.target],
+            "prune": ["prune", self.target, "--runs", "--older-than", "0m"],
             "push": ["push", self.target, str(PAGE), f"{WORKDIR}/pushed"],
             "pull": ["pull", self.run_id, "--to", "pulled"],
             "attach": ["attach", self.run_id],
@@ -142,12 +160,12 @@ class Scene:
         return self.say.get(verb) or usual[verb]
 
     def ask(self, verb: str) -> Done:
-        """What a verb says; `attach` is typed into a terminal, which must be given back as it was."""
+        """What a verb says; `attach` is typed into a terminal, which must be given back as it was, and left at once."""
         if verb != "attach":
             return self.specctl(*self.words(verb), timeout_s=DEADLINE_S)
         with typed(self.specctl, *self.words(verb)) as terminal:
             before = terminal.settings
-            code = terminal.end(timeout_s=DEADLINE_S)
+            code = terminal.end(timeout_s=DEADLINE_S, keys=LEAVE, at=TMUX_IS_UP)
             assert terminal.settings == before, "the terminal was not given back as it was"
             return Done(code=code, out=terminal.text, err="")
 
