@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -160,13 +161,26 @@ def the_run_has_a_secret(scene: Scene) -> Iterator[None]:
               "for n in range(1, 100000): step(n)\n", until="step")  # fmt: skip
         holders = scene.inside(f"grep -l {SECRET} /proc/[0-9]*/environ 2>/dev/null; :").split()
         assert holders == [f"/proc/{pid}/environ" for pid in scene.pids()], "only the program has it"
-        failing = ["--json", "--until", "process", "--", "python3", "-c", "import os; os.environ['API_KEY'].bad"]
-        for words in (
-            ["launch", scene.target, "--plan", "--", "env"], ["launch", scene.target, *failing],
-            ["show", scene.run_id, "--json"],
+        failing = ["--until", "process", "--", "python3", "-c", "import os; os.environ['API_KEY'].bad"]
+        for verb in (["launch", scene.target, "--plan"], ["launch", scene.target]):
+            for words in (verb, [*verb, "--json"]):
+                done = scene.specctl(*words, *failing)
+                said.append(done.out + done.err)
+        assert "AttributeError" in said[-1], said[-1]
+        failed = json.loads(done.out)["run_id"]
+        for verb in (
+            ["status"], ["ls"], ["show", scene.run_id], ["show", failed], ["logs", scene.run_id], ["logs", failed],
+            ["logs", failed, "--errors"], ["targets"],
         ):  # fmt: skip
-            done = scene.specctl(*words)
-            said.append(done.out + done.err)
+            for words in (verb, [*verb, "--json"]):
+                done = scene.specctl(*words)
+                assert done.code == 0 and (done.out or "--json" in words), (words, done)
+                said.append(done.out + done.err)
+        tmux = f"tmux -S {WORKDIR}/tmux-0"
+        asked = "show-environment -g", f"show-environment -t ={scene.run_id}", "list-panes -aF '#{pane_start_command}'"
+        for words in (*asked, f"capture-pane -p -S - -t ={scene.run_id}:"):
+            said.append(scene.inside(f"{tmux} {words}"))
+        assert "step=" in said[-1], "the pane shows the run"
         yield
     assert not shown, f"it stood in command lines: {shown}"
     assert not [text for text in said if SECRET in text]
