@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from orchestrator.agent import gpu, ownlog, proc, records, space
 from orchestrator.agent.clock import Clock, moved
@@ -14,20 +14,16 @@ from orchestrator.agent.main import Call
 from orchestrator.agent.merge import merge
 from orchestrator.model import (
     Disk,
-    ExitRecord,
     FollowedLog,
     LogFile,
     LogSummary,
     Probe,
     Process,
-    ProgramExit,
     RunPaths,
     RunSpec,
     is_run_id,
     to_json,
 )
-
-End = TypeVar("End", ExitRecord, ProgramExit)
 
 YOUNG_S = 60.0
 """A run that began no longer ago may have begun while it was looked at."""
@@ -179,6 +175,9 @@ def _one(
     # the walk is too old: a program that is on record as ended would be a process that it has left behind.
     supervisor, ended = records.supervisor(paths), records.exit_record(paths)
     set_by_s = Clock.of(record, boot).set_by_s
+    if ended is not None:
+        set_by_s = set_by_s if record["boot"] == boot else ended.clock_set_by_s
+        ended = dataclasses.replace(ended, at=ended.at + set_by_s - ended.clock_set_by_s)
     attempt = supervisor.attempt if supervisor else 1
     if ended is not None or (supervisor and supervisor.program_exit):
         tree = [one for one in tree if proc.same(one.pid, one.start_ticks)]
@@ -215,11 +214,14 @@ def _one(
         for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
         if value is None and os.path.lexists(path)
     ]
-    beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True and ended is None)
+    beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True)
+    program_exit = supervisor.program_exit if supervisor else None
+    if program_exit is not None:
+        program_exit = dataclasses.replace(program_exit, at=program_exit.at + set_by_s)
     return Probe(
         run_id=spec.run_id, attempt=attempt, nonce=spec.nonce, observed_at=now,
         created_at=record["created_at"] + set_by_s, target=spec.target, owner=spec.owner, note=spec.note,
-        argv=record["argv"], exit=_at(ended, set_by_s),
+        argv=record["argv"], exit=ended,
         stop=records.stop_under_way(paths, now) if ended is None else None,
         same_boot=same_boot, supervisor_alive=supervisor_alive,
         supervisor_stopped=watcher.pid if watcher and stopped else None,
@@ -227,13 +229,9 @@ def _one(
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=beat, gpus_declared=spec.gpus,
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
-        program_exit=_at(supervisor.program_exit, set_by_s) if supervisor else None, unreadable=unreadable,
-        elsewhere=elsewhere, disk=disk, unread_bytes=sum(_unread(one, log) for one in logs), clock_set_by_s=set_by_s,
+        program_exit=program_exit, unreadable=unreadable, elsewhere=elsewhere, disk=disk,
+        unread_bytes=sum(_unread(one, log) for one in logs), clock_set_by_s=set_by_s,
     )  # fmt: skip
-
-
-def _at(end: End | None, by_s: float) -> End | None:
-    return end if end is None or not by_s else dataclasses.replace(end, at=end.at + by_s)
 
 
 def _unread(one: FollowedLog, own: LogFile) -> int:

@@ -276,7 +276,10 @@ class Stopper:
                 cgroup.remove(record.cgroup if record else None)
                 # A run of which nothing was left is not ended by being asked to: how it was lost stays to be seen.
                 if self.signalled_at is not None:
-                    ending = ExitRecord(at=records.clock(self.paths).now(), stopped=True, attempt=1, nonce=self.nonce)
+                    ending = ExitRecord(
+                        at=time.time(), stopped=True, attempt=1, nonce=self.nonce,
+                        clock_set_by_s=records.clock(self.paths).set_by_s,
+                    )  # fmt: skip
                     with suppress(OSError):
                         files.create_json(self.paths.exit, to_json(ending))
                 return

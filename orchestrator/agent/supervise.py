@@ -59,7 +59,7 @@ def main(run_root: str) -> int:
         from orchestrator.agent.main import describe  # of no use to a supervisor that has begun
 
         why = f"the supervisor failed: {describe(error, run_root)}"
-        ending = ExitRecord(at=records.clock(paths).now(), never_started=why, nonce=found[0].nonce)
+        ending = ExitRecord(at=time.time(), never_started=why, nonce=found[0].nonce)
         files.create_reserved(paths.exit, to_json(ending))
         return 1
     if program is not None:
@@ -166,7 +166,7 @@ class Supervisor:
 
     def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
         why = spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", ""))
-        ending = ExitRecord(at=self.clock.now(), never_started=why, nonce=self.spec.nonce)
+        ending = ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)
         files.create_reserved(self.paths.exit, to_json(ending))
         self.journal.event("ended", never_started=why)
         self._write_scan()
@@ -280,8 +280,10 @@ class Supervisor:
             code, number = (bad, None) if bad >= 0 else (None, -bad)
         summary = merge(self.logs.followed())
         first = summary.findings[0] if summary.findings else None
+        set_by_s = self.clock.set_by_s
         return ExitRecord(
-            at=now, code=code, signal=number, stopped=records.stopped(self.paths, ended_at + self.clock.set_by_s),
+            at=now + set_by_s, clock_set_by_s=set_by_s, code=code, signal=number,
+            stopped=records.stopped(self.paths, ended_at + set_by_s),
             oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
             first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
             attempt=self.attempt, nonce=self.spec.nonce, behind_pipe=hidden.name if hidden else None,

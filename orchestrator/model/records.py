@@ -100,6 +100,9 @@ class ExitRecord:
     """How an attempt ended, from the supervisor (or from the agent, when nothing could be started)."""
 
     at: float
+    """By the wall clock of then."""
+    clock_set_by_s: float = 0.0
+    """By how much that had been set until then, since the run was accepted."""
     code: int | None = None
     signal: int | None = None
     never_started: str | None = None
@@ -227,8 +230,8 @@ class Probe:
     disk: Disk | None = None
     """Where the run directory is."""
     clock_set_by_s: float = 0.0
-    """By how much the container's clock has been set since the run was accepted; the times here are as by the clock of
-    now."""
+    """By how much the container's clock has been set since the run was accepted (as far as that is known, after a
+    reboot until its end); the times here are by the clock as it is set now."""
     elsewhere: str | None = None
     """The host whose run this is, when it is not the one that was asked: a workdir may be shared, or copied."""
     closed: str | None = None
