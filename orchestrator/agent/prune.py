@@ -33,7 +33,7 @@ def run(call: Call) -> None:
     if not os.path.isdir(call.paths.workdir):  # and a run of it lives, else nobody comes so far
         boot, why = proc.boot_identity(), f"the workdir {call.paths.workdir} is gone while a run of it lives"
         call.emit({
-            "final": True, "now": time.time(), "kept": 0, "notes": [why], "machine": boot, "place": boot, "items": [],
+            "final": True, "now": time.time(), "kept": [], "notes": [why], "machine": boot, "place": boot, "items": [],
             "gone": [], "failed": [],
         })  # fmt: skip
         return
