@@ -119,26 +119,22 @@ def resolve(fleet: Fleet, query: str | None, *, careful: bool = False) -> Resolv
 
 
 def _last(launches: Sequence[index.Launch], fleet: Fleet, *, careful: bool) -> tuple[str, list[str]]:
-    """The run id that `@last` means, and what is to be said of it: the newest launch that was not refused.
+    """The run id that `@last` means, and what is to be said of it: the newest launch of a target of this hosts.yaml.
 
-    What came after it is always said. `careful`: nothing may have come after it, since nobody is to end an older run
-    by a word that was meant for a newer one.
+    After a launch that was refused it means none: nobody is to read the log of the run before, and take it for that of
+    the one just launched. `careful`: nor one after which something was launched on a target that is not known here.
     """
-    accepted = [launch for launch in launches if not launch.refused]
-    if not accepted:
-        said = _refused(launches[-1]) if launches else "nothing was launched from here yet"
-        raise NotFound(f"@last: {said}", hint="specctl status --all lists every run")
-    known = [launch for launch in accepted if launch.target in fleet.inventory.targets]
-    if not known or (careful and accepted[-1] != known[-1]):
-        raise _elsewhere(accepted[-1], fleet)
-    last = known[-1]
-    notes = [_elsewhere(accepted[-1], fleet).message] if accepted[-1] != last else []
+    if not launches:
+        raise NotFound("@last: nothing was launched from here yet", hint="specctl status --all lists every run")
     if launches[-1].refused:
-        notes.append(_refused(launches[-1]))
-        if careful:
-            said = f"{notes[-1]}; @last would be {last.run_id}, from before that"
-            raise NotFound(said, hint=f"its full id means it: {last.run_id}")
-    return last.run_id, [*notes, f"@last is {last.run_id}"]
+        older = next((launch.run_id for launch in reversed(launches) if not launch.refused), None)
+        hint = f"launch again; the run before it is {older}" if older else "launch again"
+        raise NotFound(f"@last: {_refused(launches[-1])}", hint=hint)
+    known = [launch for launch in launches if launch.target in fleet.inventory.targets and not launch.refused]
+    if not known or (careful and launches[-1] != known[-1]):
+        raise _elsewhere(launches[-1], fleet)
+    notes = [_elsewhere(launches[-1], fleet).message] if launches[-1] != known[-1] else []
+    return known[-1].run_id, [*notes, f"@last is {known[-1].run_id}"]
 
 
 def _refused(launch: index.Launch) -> str:

@@ -89,7 +89,7 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     """Applies `plan`. Raises when nothing was started; afterwards every outcome is a `Result`, a Ctrl-C too."""
     agent = fleet.agent(plan.target)
     spec = plan.spec
-    # Before anything can fail: what becomes of this one, @last must not silently mean the one before.
+    # Before anything can fail: after a launch that never got far, @last must not mean the one before.
     noted = index.Launch(run_id=spec.run_id, target=plan.target.name)
     index.add(noted)
     watcher.step(f"connecting to {plan.target.name}")

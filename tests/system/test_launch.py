@@ -250,19 +250,18 @@ def refused(specctl: Specctl) -> str:
     return str(json.loads(lines[-1])["run_id"])
 
 
-def test_last_is_never_a_launch_that_was_refused_and_what_is_older_is_said_to_be_that(specctl: Specctl) -> None:
+def test_after_a_launch_that_was_refused_last_means_none_and_shows_nothing_of_the_run_before(specctl: Specctl) -> None:
     nothing = refused(specctl)
     done = specctl("status", "@last")
     assert done.code == 4 and f"@last: the launch of {nothing} on local failed before" in done.err, done.err
-    older = specctl.launch("--until", "process", "--", "sh", "-c", "echo step=1; exec sleep 600").json["run_id"]
+    program = "echo the old run; echo step=1; exec sleep 600"
+    older = specctl.launch("--until", "process", "--", "sh", "-c", program).json["run_id"]
     nothing = refused(specctl)
-    for verb in ("logs", "status", "show"):
+    for verb in ("logs", "status", "show", "stop"):
         done = specctl(verb, "@last")
-        assert done.code == 0 and "sh" in done.out + done.err, done
-        said = f"the launch of {nothing} on local failed before anything was started\nspecctl: @last is {older}\n"
-        assert said.replace("specctl: ", "") in done.err.replace("specctl: ", ""), done.err
-    done = specctl("stop", "@last")
-    assert done.code == 4 and f"@last would be {older}, from before that" in done.err, done.err
+        assert done.code == 4 and done.out == "" and "the old run" not in done.err, done
+        assert f"@last: the launch of {nothing} on local failed before anything was started" in done.err
+        assert f"the run before it is {older}" in done.err
     assert specctl.status(older)["state"] == "RUNNING", "nothing is ended that may not be meant"
     assert specctl("status", nothing).code == 4 and nothing not in specctl("ls").out
     assert specctl("stop", older).code == 0
