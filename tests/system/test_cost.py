@@ -27,7 +27,8 @@ PROBE = {
     *(f"orchestrator.model{name}" for name in ("", ".logs", ".names", ".records", ".verdict", ".wire")),
     "orchestrator.agent",
     *(f"orchestrator.agent{name}" for name in (
-        ".main", ".probe", ".clock", ".proc", ".cgroup", ".gpu", ".system", ".records", ".files", ".space", ".ownlog", ".merge",
+        ".main", ".probe", ".clock", ".proc", ".cgroup", ".gpu", ".system", ".records", ".files", ".space", ".ownlog",
+        ".merge",
     )),
 }  # fmt: skip
 """All that a look at a run needs of specctl; each module more is paid for in every container, at every look."""
