@@ -31,6 +31,7 @@ import torch
 
 from trainer import compile_plan
 from trainer.blocks import generator_for, lay_out, pick_anchors
+from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.inputs import choose_layers
@@ -90,16 +91,8 @@ def ceiling_tflop_s(device: torch.device) -> float:
     return 2 * size**3 / statistics.median(milliseconds(*pair) for pair in times[5:]) / 1e9
 
 
-def mark(device: torch.device) -> Any:
-    if device.type == "cuda":
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
-    return time.perf_counter()
-
-
-def milliseconds(one: Any, other: Any) -> float:
-    return float((other - one) * 1000 if isinstance(one, float) else one.elapsed_time(other))
+def milliseconds(begin: Any, end: Any) -> float:
+    return 1000 * Span(begin=begin, end=end).seconds()
 
 
 def settle(device: torch.device) -> None:

@@ -40,10 +40,13 @@ class Blocks:
     weights_BNk: Tensor
 
     def to(self, device: torch.device) -> Blocks:
-        return Blocks(**{name: bring(getattr(self, name), device) for name in self.__slots__})
+        return self.each(lambda tensor: bring(tensor, device))
 
     def rows(self, part: slice) -> Blocks:
-        return Blocks(**{name: getattr(self, name)[part] for name in self.__slots__})
+        return self.each(lambda tensor: tensor[part])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Blocks:
+        return Blocks(**{name: change(tensor) for name, tensor in self.named().items()})
 
     def tensors(self) -> list[Tensor]:
         return list(self.named().values())

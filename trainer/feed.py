@@ -132,10 +132,9 @@ class Feed:
         works = []
         for share in range(len(self.owners)):
             part = slice(share * size, (share + 1) * size)
-            own = blocks.rows(part)
             works.append(Work(
                 step=step, share=share, rows=indices[part].tolist(), ids_BS=self._pin(ids_BS[part]),
-                blocks=Blocks(**{name: self._pin(getattr(own, name)) for name in own.__slots__}),
+                blocks=blocks.rows(part).each(self._pin),
                 weight_sum=weight_sum, tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
             ))  # fmt: skip
         return works, cursor

@@ -113,7 +113,6 @@ class Training:
         self.root = reporter.identity.directory / "checkpoints"
         self.count = len(config.devices.drafter)
         """Shares of a step; one for each drafter, as long as none is lost."""
-        self.share = config.batch_size // self.count
         self.targets = dict(enumerate(targets))
         self.members = make_replicas(config, targets, shape)
         # On one device there is nothing to gain: it is busy with one thing or the other.
@@ -184,7 +183,7 @@ class Training:
         """Train replica `rank`, the one at `place` among those that are left, a step at a time with the others."""
         config, member, alone = self.config, self.members[rank], len(self.members) == 1
         gate.wait()
-        settle(self.config, member)
+        settle(config, member)
         average = functools.partial(member.average, self.replicas, place)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):

@@ -42,9 +42,9 @@ class Warmup:
         self.config, self.reporter, self.rows = config, reporter, rows
         self.targets, self.members = targets, members
         compiling = [member.device for member in members.values() if member.kernels.compiles]
-        self._share = config.batch_size // len(config.devices.drafter)
+        self.share = config.batch_size // len(config.devices.drafter)
         self.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
-            compiling, rows=self._share, context_length=length,
+            compiling, rows=self.share, context_length=length,
             anchors=config.anchors_at(length), block_size=config.drafter.block_size,
         )]  # fmt: skip
 
@@ -89,7 +89,7 @@ class Warmup:
     def _rows(self, length: int) -> tuple[Sequence[Tensor], Blocks]:
         """What the target is given for a micro-batch of rows of this length, and its blocks."""
         # Any rows will do, cut to the length; there may be fewer of them than a share has.
-        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(self._share) % len(self.rows), length)
+        ids_BS, loss_mask_BS, starts_BS = self.rows.cut(torch.arange(self.share) % len(self.rows), length)
         blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=0)
         return target_inputs(self.config, ids_BS, blocks), blocks
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.support import TrainerProcess, documents, losses, poll, records, write_config
+from tests.trainer.support import TrainerProcess, documents, events, losses, poll, records, write_config
 from trainer.compile_plan import watch
 from trainer.config import ConfigError
 from trainer.replica import MicroBatch, Replica
@@ -27,10 +27,6 @@ def shorter(self, batch):
     return original(self, batch)
 trainer.replica.Replica.loss_and_gradients = shorter
 """
-
-
-def lines(directory: Path, name: str) -> list[dict[str, Any]]:
-    return [event for event in records(directory, "events.jsonl") if event["event"] == name]
 
 
 def test_three_drafters_on_one_device_train_after_the_warm_up_and_hold_the_memory_they_name(
@@ -107,7 +103,7 @@ def test_a_run_that_loses_a_drafter_records_for_those_that_are_left(
     monkeypatch.setattr(Replica, "loss_and_gradients", broken)
     out = tmp_path / "lost"
     training = train({**on_gpu, "cuda_graphs": "on", "on_worker_death": "degrade", "output_dir": str(out)})
-    assert training.lost == ["drafter-1"] and lines(out, "degraded")
+    assert training.lost == ["drafter-1"] and events(out, "degraded")
     # First and later micro-batches of a step, and the optimizer.
     assert [len(member._graphs._graphs) for member in training.members.values()] == [3, 3]
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-2)
@@ -129,7 +125,7 @@ def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel_with_a_word
     said = capsys.readouterr().out
     assert re.search(r"graphs=target-0 seconds=", said)
     assert len(re.findall(r"graphs=drafter-\d none: every kernel is launched by itself, much slower: ", said)) == 3
-    assert len(lines(tmp_path / "out", "no_graphs")) == 3 and len(losses(tmp_path / "out")) == 30
+    assert len(events(tmp_path / "out", "no_graphs")) == 3 and len(losses(tmp_path / "out")) == 30
     with pytest.raises(ConfigError, match="cannot record the work of drafter-0"):
         train({**on_gpu, "cuda_graphs": "on", "resume": "never", "output_dir": str(tmp_path / "on")})
 
@@ -149,7 +145,7 @@ def test_a_loss_that_is_not_finite_touches_no_weights_of_a_recorded_step(
 
     monkeypatch.setattr(Replica, "loss_and_gradients", poisoned)
     train({**on_gpu, "cuda_graphs": "on"}, expect=1)
-    (event,) = lines(tmp_path / "out", "exception")
+    (event,) = events(tmp_path / "out", "exception")
     assert event["worker"] == "drafter-2" and "no weights have changed since step 4" in event["message"]
     assert len(before) == 3 and all(torch.equal(member.flat.weights, weights) for member, weights in before.values())
 

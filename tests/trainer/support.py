@@ -37,6 +37,11 @@ def records(directory: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
+def events(directory: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """All, or those of one name."""
+    return [event for event in records(directory, "events.jsonl") if name in (None, event["event"])]
+
+
 def losses(directory: Path) -> list[float]:
     """Of the whole run, by step."""
     return [record["loss"] for record in records(directory, "metrics.jsonl") if record["worker"] is None]
@@ -59,7 +64,7 @@ class TrainerProcess:
     run_dir: Path
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        return [event for event in records(self.run_dir, "events.jsonl") if name in (None, event["event"])]
+        return events(self.run_dir, name)
 
     def heartbeat(self) -> dict[str, Any]:
         return dict(json.loads((self.run_dir / "heartbeat.json").read_text(encoding="utf-8")))

@@ -65,7 +65,7 @@ def test_the_longest_bucket_takes_the_memory(settings: dict[str, Any], tiny_targ
 def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings: dict[str, Any]) -> None:
     settings["drafter"] |= {"layers": 3, "intermediate_size": 512}
     training = train({**settings, "steps": 1})
-    config, member, share = training.config, training.members[0], training.share
+    config, member, share = training.config, training.members[0], training.warmup.share
     vocabulary = member.ends.head_VH.shape[0]
     predicted = forecast.kept_bytes(
         member.drafter.shape, config, vocabulary=vocabulary, dtype=torch.float32, rows=share, length=48

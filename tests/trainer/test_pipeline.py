@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.support import losses, poll, records
+from tests.trainer.support import events, losses, poll, records
 from trainer import blocks, feed
 from trainer.config import WatchdogConfig
 from trainer.pipeline import Aborted, Channel, Worker
@@ -22,10 +22,6 @@ from trainer.target import Target
 from trainer.watchdog import Watchdog, who_holds_up
 
 Train = Callable[..., Any]
-
-
-def events(directory: Path, name: str) -> list[dict[str, Any]]:
-    return [event for event in records(directory, "events.jsonl") if event["event"] == name]
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, step: int, worker: str, error: Exception) -> None:
