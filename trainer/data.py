@@ -54,6 +54,10 @@ class Rows:
     lengths_R: Tensor
     order: Order
     bad: list[BadRow] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+    """Where each came from."""
+    members: list[list[int]] = field(default_factory=list)
+    """The documents of each row."""
 
     def __len__(self) -> int:
         return self.ids_RS.shape[0]
@@ -64,6 +68,10 @@ class Rows:
         for tensor in (self.ids_RS, self.loss_mask_RS, *([self.starts_RS] if self.starts_RS.any() else [])):
             digest.update(tensor.numpy())
         return digest.hexdigest()
+
+    def where(self, row: int) -> str:
+        """Where the text of a row came from, for a person: file and line, of a packed row those of all documents."""
+        return ", ".join(self.documents[document] for document in self.members[row])
 
     def take(self, cursor: Cursor, count: int) -> tuple[Tensor, Cursor]:
         """The indices of the next `count` rows, which are of one bucket, and the cursor behind them."""
@@ -92,7 +100,7 @@ def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: i
 
     length = config.sequence_length
     alone = [[document] for document in range(len(documents))]
-    rows = pack([len(ids) for ids, _ in documents], length) if config.packing else alone
+    rows = pack([len(ids) for _, ids, _ in documents], length) if config.packing else alone
     ids_RS = torch.full((len(rows), length), _filler(tokenizer), dtype=torch.long)
     loss_mask_RS = torch.zeros((len(rows), length), dtype=torch.bool)
     # Takes no memory where a row is one document.
@@ -100,7 +108,7 @@ def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: i
     lengths_R = torch.zeros(len(rows), dtype=torch.long)
     for row, members in enumerate(rows):
         end = 0
-        for ids, flags in (documents[document] for document in members):
+        for _, ids, flags in (documents[document] for document in members):
             start, end = end, end + len(ids)
             ids_RS[row, start:end] = torch.tensor(ids)
             loss_mask_RS[row, start:end] = torch.tensor(flags)
@@ -116,8 +124,9 @@ def load_rows(config: DataConfig, tokenizer: Any, *, mask_token_id: int, seed: i
         )
     order = Order(pad_to(lengths_R, config.lengths), seed=seed)
     return Rows(
-        ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, starts_RS=starts_RS, lengths_R=lengths_R, order=order, bad=bad
-    )
+        ids_RS=ids_RS, loss_mask_RS=loss_mask_RS, starts_RS=starts_RS, lengths_R=lengths_R, order=order, bad=bad,
+        documents=[where for where, _, _ in documents], members=rows,
+    )  # fmt: skip
 
 
 def _filler(tokenizer: Any) -> int:
@@ -150,7 +159,7 @@ def _text_files(config: DataConfig) -> Iterator[tuple[str, str]]:
 
 
 def _texts(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any, bad: list[BadRow]
-           ) -> Iterator[tuple[Ids, Flags]]:  # fmt: skip
+           ) -> Iterator[tuple[str, Ids, Flags]]:  # fmt: skip
     named = list(documents)
     if not named:
         return
@@ -161,13 +170,14 @@ def _texts(documents: Iterator[tuple[str, str]], length: int, tokenizer: Any, ba
         for start in range(0, len(ids), length):
             part = ids[start : start + length]
             if len(part) >= MIN_TRAINED_TOKENS:
-                yield part, [True] * len(part)
+                yield f"{where} from token {start}" if start else where, part, [True] * len(part)
 
 
 # --- conversations --------------------------------------------------------------------------------------------------
 
 
-def _conversations(config: DataConfig, tokenizer: Any, bad: list[BadRow]) -> Iterator[tuple[Ids, Flags]]:
+def _conversations(config: DataConfig, tokenizer: Any, bad: list[BadRow]
+                   ) -> Iterator[tuple[str, Ids, Flags]]:  # fmt: skip
     if not tokenizer.chat_template:
         raise ConfigError("data.kind: conversations need a target with a chat template; use text, or an instruct model")
     for path in _paths(config):
@@ -176,10 +186,11 @@ def _conversations(config: DataConfig, tokenizer: Any, bad: list[BadRow]) -> Ite
                 for number, line in enumerate(lines, start=1):
                     if not line.strip():
                         continue
+                    where = f"{path}:{number}"
                     try:
-                        yield _encode(parse_conversation(line), tokenizer, config.sequence_length)
+                        yield where, *_encode(parse_conversation(line), tokenizer, config.sequence_length)
                     except ValueError as error:
-                        bad.append(BadRow(where=f"{path}:{number}", why=" ".join(str(error).split())))
+                        bad.append(BadRow(where=where, why=" ".join(str(error).split())))
         except OSError as error:
             raise ConfigError(f"data.paths: {path}: {error.strerror or error}") from None
 

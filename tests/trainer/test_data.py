@@ -110,3 +110,11 @@ def test_python_docs_need_no_file(tokenizer: Any) -> None:
     config = DataConfig(kind="python-docs", sequence_length=LENGTH)
     rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
     assert len(rows) > 1000 and not rows.bad
+
+
+def test_a_row_says_which_files_and_lines_it_is_made_of(tokenizer: Any, tmp_path: Path) -> None:
+    rows = load(tokenizer, tmp_path, [SHAREGPT, "nonsense", "", SHAREGPT], packing=True, sequence_length=128)
+    path = tmp_path / "talks.jsonl"
+    assert [rows.where(row) for row in range(len(rows))] == [f"{path}:1, {path}:4"]
+    alone = load(tokenizer, tmp_path, [SHAREGPT, "nonsense", "", SHAREGPT])
+    assert [alone.where(row) for row in range(len(alone))] == [f"{path}:1", f"{path}:4"]

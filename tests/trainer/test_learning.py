@@ -29,7 +29,10 @@ def secrets(tokenizer: Any) -> Rows:
     ids_RS = torch.tensor([[letter, dash, question] * (LENGTH // 3) for letter in letters])
     lengths_R = torch.full((len(letters),), LENGTH)
     order, starts_RS = Order(lengths_R, seed=1), torch.zeros_like(ids_RS)
-    return Rows(ids_RS=ids_RS, loss_mask_RS=ids_RS != dash, starts_RS=starts_RS, lengths_R=lengths_R, order=order)
+    return Rows(
+        ids_RS=ids_RS, loss_mask_RS=ids_RS != dash, starts_RS=starts_RS, lengths_R=lengths_R, order=order,
+        documents=letters, members=[[row] for row in range(len(letters))],
+    )  # fmt: skip
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
