@@ -23,7 +23,7 @@ test: $(VENV)/.dev
 	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap sudo fish
 	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
 	$(MAKE) --no-print-directory lint
-	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(TESTS)
+	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(TESTS) || scripts/again $$? $(VENV)/bin/python
 
 lab: $(VENV)/.trainer
 	$(VENV)/bin/python lab up
