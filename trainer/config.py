@@ -7,6 +7,7 @@ the working directory. Sizes that are left out are taken from the target model.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from pathlib import Path
@@ -135,28 +136,97 @@ class DrafterConfig(Model):
     """A spare row of the target's embedding; never the pad token, never a token of the data."""
     dtype: Dtype = "auto"
     """Of the arithmetic; weights and optimizer are always float32."""
-    loss_decay: Positive | None = None
     heads: Count | None = None
     kv_heads: Count | None = None
     head_dim: Count | None = None
     intermediate_size: Count | None = None
-    head_chunk_rows: Count = 2048
-    """Rows of logits that exist at once."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved(cls, value: Any) -> Any:
+        for old, new in (("loss_decay", "loss.decay"), ("head_chunk_rows", "loss.chunk_rows")):
+            if isinstance(value, dict) and old in value:
+                raise ProblemAt((old,), f"is {new} now")
+        return value
+
+
+class LossConfig(Model):
+    kernel: Literal["auto", "chunked", "fused"] = "auto"
+    """How the cross entropy over the vocabulary is computed, which never has all logits at once. fused: each chunk of
+    logits once, its gradient with it. chunked: a second time in the backward, which is slower and keeps a little less.
+    auto: fused."""
+    chunk_rows: Count = 2048
+    """Rows of logits that exist at once, one for each supervised slot; they take `chunk_rows` x vocabulary x 4 to 12
+    bytes."""
+    weights: Literal["exponential", "d-pace"] = "exponential"
+    """What a slot counts, as a slot is only of use if all before it were right. exponential: exp(-(k-1) / `decay`) for
+    slot k. d-pace: by the drafter's own success in this very block; a slot that would be reached often, or that would
+    open the way to many others, counts more (see `loss.pace_weights`)."""
+    decay: Positive | None = None
+    """Of exponential weights, in slots. Left out, the published one of the block size: 7, 5 or 4 for blocks of 16, 10
+    or 8, half the block for others."""
+    alpha: Annotated[Float, Field(ge=0, lt=1)] | None = None
+    """Of D-PACE: a slot's probability q of being right counts as (1 - alpha) q + alpha, so that a block that fails at
+    once still teaches the slots behind. Left out, 0.5."""
+
+    @model_validator(mode="after")
+    def _fits_the_weights(self) -> LossConfig:
+        for key, belongs in (("decay", "exponential"), ("alpha", "d-pace")):
+            if getattr(self, key) is not None and self.weights != belongs:
+                raise ProblemAt((key,), f"belongs to weights: {belongs}")
+        return self
+
+    def gamma(self, block_size: int) -> float:
+        """Decay of the weights that are known beforehand. D-PACE's are not, where all slots begin alike."""
+        if self.weights == "d-pace":
+            return math.inf
+        return self.decay or BLOCK_DECAY.get(block_size, block_size / 2)
 
     @property
-    def gamma(self) -> float:
-        return self.loss_decay or BLOCK_DECAY.get(self.block_size, self.block_size / 2)
+    def pace_alpha(self) -> float | None:
+        """None where weights are exponential."""
+        if self.weights != "d-pace":
+            return None
+        return 0.5 if self.alpha is None else self.alpha
 
 
 class OptimizerConfig(Model):
     lr: Positive
+    """At its highest."""
     warmup_fraction: Fraction = 0.04
-    schedule: Literal["cosine", "constant"] = "cosine"
+    """Of all steps, in which the learning rate rises in a straight line; one step at least."""
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    """After the warm-up. cosine: half a cosine down to the last step. wsd: constant, and down within the last
+    `decay_fraction` of the steps, so that `steps` can be raised in a later resume without having fallen in vain.
+    constant: as it is."""
     final_lr_fraction: Fraction = 0.1
+    """Of `lr`, in the last step; unless the schedule is constant."""
+    decay_fraction: Annotated[Float, Field(gt=0, le=1)] | None = None
+    """Of all steps, in which the learning rate of wsd falls. Left out, 0.2."""
+    decay_shape: Literal["linear", "1-sqrt"] | None = None
+    """How that of wsd falls: in a straight line, which is what is meant if it is left out, or as 1 - sqrt(share of the
+    decay), which is quick at first."""
     weight_decay: Annotated[Float, Field(ge=0)] = 0.01
     beta1: Momentum = 0.9
     beta2: Momentum = 0.95
     clip_norm: Positive = 1.0
+    """Gradients of a larger norm, that of all weights together, are scaled down to it."""
+
+    @property
+    def decay_share(self) -> float:
+        return self.decay_fraction or 0.2
+
+    @model_validator(mode="after")
+    def _fits_the_schedule(self) -> OptimizerConfig:
+        for key in ("decay_fraction", "decay_shape"):
+            if getattr(self, key) is not None and self.schedule != "wsd":
+                raise ProblemAt((key,), "belongs to schedule: wsd")
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_share > 1:
+            raise ProblemAt(
+                ("decay_fraction",), f"is {self.decay_share:g}, after a warmup_fraction of {self.warmup_fraction:g}:"
+                " together at most 1"
+            )  # fmt: skip
+        return self
 
 
 class WatchdogConfig(Model):
@@ -207,6 +277,7 @@ class Config(Model):
     target: TargetConfig
     data: DataConfig
     drafter: DrafterConfig
+    loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig
     requirements: list[Str] | None = None
     """Read by specctl, not by the trainer: what the run's environment is made from."""
@@ -245,8 +316,8 @@ class Config(Model):
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
-        free = {"path", "dtype", "paths", "head_chunk_rows"}
-        kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter")}
+        free = {"path", "dtype", "paths", "chunk_rows", "kernel"}
+        kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter", "loss")}
         # What changes nothing is not there, as in what was written before there was any of it.
         if len(self.data.lengths) == 1:
             del kept["data"]["buckets"]
@@ -259,7 +330,7 @@ class Config(Model):
         optimizer = {f"optimizer.{key}": value for key, value in self.optimizer.model_dump().items()}
         dtypes = {"target.dtype": self.target.dtype, "drafter.dtype": self.drafter.dtype}
         sync = {"sync": self.sync, "sync_every": self.sync_every}
-        return {"steps": self.steps, **sync, **optimizer, **dtypes}
+        return {"steps": self.steps, **sync, **optimizer, **dtypes, "loss.kernel": self.loss.kernel}
 
 
 def load_config(path: str) -> Config:

@@ -51,7 +51,7 @@ def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, starts_BS:
     anchors_BN, valid_BN = (torch.stack(parts) for parts in zip(*drawn, strict=True))
     return lay_out(
         ids_BS, loss_mask_BS, anchors_BN, valid_BN, starts_BS=starts_BS,
-        block_size=drafter.block_size, mask_token_id=drafter.mask_token_id, gamma=drafter.gamma,
+        block_size=drafter.block_size, mask_token_id=drafter.mask_token_id, gamma=config.loss.gamma(drafter.block_size),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from trainer.blocks import Blocks
 from trainer.config import Config, ConfigError, expand_path
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import plain
-from trainer.loss import block_loss, chunks
+from trainer.loss import PLAIN, block_loss, chunks
 from trainer.target import arithmetic_dtype, drafter_dtype, shape_for
 
 GIB = 1 << 30
@@ -69,12 +69,13 @@ def forms(config: Config, device: torch.device) -> Iterator[Form]:
         yield Form(device=name, kind="first_layer", shape=layer)
         if drafter.layers > 1:
             yield Form(device=name, kind="layer", shape=layer)
-        size, last = chunks(rows * anchors * (drafter.block_size - 1), drafter.head_chunk_rows)
+        size, last = chunks(rows * anchors * (drafter.block_size - 1), config.loss.chunk_rows)
         # Two buckets may have as many anchors, and yet each has functions of its own.
         of = f" of {length} tokens" if len(config.data.lengths) > 1 else ""
-        yield Form(device=name, kind="chunk_loss", shape=f"{size} rows{of}")
+        passes = "forward, backward" if config.loss.kernel == "chunked" else "forward"
+        yield Form(device=name, kind="chunk_loss", shape=f"{size} rows{of}", passes=passes)
         if last:
-            yield Form(device=name, kind="last_chunk_loss", shape=f"{last} rows{of}")
+            yield Form(device=name, kind="last_chunk_loss", shape=f"{last} rows{of}", passes=passes)
 
 
 class _AttentionThatKeeps:
@@ -127,7 +128,10 @@ def kept_bytes(shape: DrafterShape, config: Config, *, vocabulary: int, dtype: t
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = module(features, blocks, ends, plain(_AttentionThatKeeps()))
-        block_loss(out, blocks, table, weight_sum=1.0, chunk_rows=drafter.head_chunk_rows)
+        block_loss(
+            out, blocks, table, weight_sum=1.0, chunk_rows=config.loss.chunk_rows,
+            head_loss=PLAIN[config.loss.kernel != "chunked"], alpha=config.loss.pace_alpha,
+        )  # fmt: skip
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in given)
 
 
@@ -173,7 +177,7 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
             here.queues += 2 * share * sum(config.data.lengths) * feature
         kept = kept_bytes(shape, config, vocabulary=text.vocab_size, dtype=dtype, rows=share, length=length)
         supervised = share * config.drafter.anchors * (config.drafter.block_size - 1)
-        size, _ = chunks(supervised, config.drafter.head_chunk_rows)
+        size, _ = chunks(supervised, config.loss.chunk_rows)
         logits = size * text.vocab_size * (dtype.itemsize + 8)
         here.work += max(kept + logits, kept // config.drafter.layers + weights * dtype.itemsize)
     return found

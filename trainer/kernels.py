@@ -28,7 +28,7 @@ from torch import Tensor
 
 from trainer import compile_plan
 from trainer.attention import Attention, DenseAttention, SparseAttention
-from trainer.loss import ChunkLoss, weighted_cross_entropy
+from trainer.loss import PLAIN, HeadLoss
 
 Rope = tuple[Tensor, Tensor]
 RunLayer = Callable[[Any, Tensor, Tensor, Rope, Any], Tensor]
@@ -47,10 +47,7 @@ class Kernels:
     """(layer, slots [B, T, H], context [B, S, H], rope, mask) -> slots; the slots need no gradient."""
     layer: RunLayer
     """The same for the layers after it."""
-    chunk_loss: ChunkLoss
-    """`loss.weighted_cross_entropy`."""
-    last_chunk_loss: ChunkLoss
-    """The same for fewer rows."""
+    head_loss: HeadLoss
     compiled: dict[str, types.CodeType] = field(default_factory=dict)
     """The code of what torch.compile was given, by a name for people; empty where nothing is compiled."""
 
@@ -58,12 +55,12 @@ class Kernels:
 class KernelSets:
     """A device's sets, one for each shape of a micro-batch; one for all where nothing is compiled."""
 
-    def __init__(self, device: torch.device, backend: str | None) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, backend: str | None, head_loss: HeadLoss) -> None:
+        self.device, self._head_loss = device, head_loss
         self.compiles = backend is not None
         self._backend = backend
         self._sets: dict[Shape, Kernels] = {}
-        self._plain = plain(DenseAttention())
+        self._plain = plain(DenseAttention(), head_loss)
         self._lock = threading.Lock()
 
     def of(self, shape: Shape) -> Kernels:
@@ -75,7 +72,7 @@ class KernelSets:
         with self._lock:
             if shape not in self._sets:
                 compile_plan.watch.refuse_if_sealed(f"a micro-batch of {named(shape)} on {self.device}")
-                self._sets[shape] = _compiled(f"on {self.device} for {named(shape)}", self._backend)
+                self._sets[shape] = _compiled(f"on {self.device} for {named(shape)}", self._backend, self._head_loss)
             return self._sets[shape]
 
 
@@ -85,26 +82,26 @@ def named(shape: Shape) -> str:
 
 
 @functools.cache
-def kernels_for(device: torch.device, *, compile_on_cpu: str = "off") -> KernelSets:
+def kernels_for(device: torch.device, *, compile_on_cpu: str = "off", loss_kernel: str = "auto") -> KernelSets:
     """Those of a device, which its replicas share. `compile_on_cpu` is off or aot_eager; on CUDA everything is
-    compiled, whatever it says."""
+    compiled, whatever it says. `loss_kernel` as in the configuration."""
+    head_loss = PLAIN[loss_kernel != "chunked"]
     if device.type == "cuda":
-        return KernelSets(device, "inductor")
-    return KernelSets(device, None if compile_on_cpu == "off" else compile_on_cpu)
+        return KernelSets(device, "inductor", head_loss)
+    return KernelSets(device, None if compile_on_cpu == "off" else compile_on_cpu, head_loss)
 
 
-def plain(attention: Attention) -> Kernels:
+def plain(attention: Attention, head_loss: HeadLoss = PLAIN[True]) -> Kernels:
     """Nothing compiled."""
 
     def layer(module: Any, slots_BTH: Tensor, context_BSH: Tensor, rope: Rope, mask: Any) -> Tensor:
         result: Tensor = module(slots_BTH, context_BSH, rope, attention, mask)
         return result
 
-    loss = weighted_cross_entropy
-    return Kernels(attention=attention, first_layer=layer, layer=layer, chunk_loss=loss, last_chunk_loss=loss)
+    return Kernels(attention=attention, first_layer=layer, layer=layer, head_loss=head_loss)
 
 
-def _compiled(where: str, backend: str) -> Kernels:
+def _compiled(where: str, backend: str, head_loss: HeadLoss) -> Kernels:
     codes: dict[str, types.CodeType] = {}
 
     def compiled(name: str, function: Any, **options: Any) -> Any:
@@ -118,8 +115,10 @@ def _compiled(where: str, backend: str) -> Kernels:
         attention=attention,
         first_layer=compiled("first_layer", as_written.layer),
         layer=compiled("layer", as_written.layer),
-        chunk_loss=compiled("chunk_loss", weighted_cross_entropy),
-        last_chunk_loss=compiled("last_chunk_loss", weighted_cross_entropy),
+        head_loss=HeadLoss(
+            chunk=compiled("chunk_loss", head_loss.chunk),
+            last_chunk=compiled("last_chunk_loss", head_loss.last_chunk), fused=head_loss.fused,
+        ),
         compiled=codes,
     )
 

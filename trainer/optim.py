@@ -1,4 +1,4 @@
-"""AdamW over flat float32 weights, and the learning rate as a pure function of the step.
+"""AdamW over flat float32 weights.
 
 A replica's weights and gradients are two flat float32 buffers: averaging, clipping, the optimizer and the proof of
 equality each touch one tensor. What the module computes with is a third, in the type of its arithmetic, of which its
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,18 +23,6 @@ from trainer.replicas import Part
 
 ALIGN = 64
 """Floats; every parameter starts on a 256-byte boundary, as if it had been allocated alone."""
-
-
-def learning_rate(step: int, *, config: OptimizerConfig, steps: int) -> float:
-    """Of step 1..steps: linear warm-up, then constant or cosine down to `final_lr_fraction`."""
-    warmup = max(1, round(config.warmup_fraction * steps))
-    if step <= warmup:
-        return config.lr * step / warmup
-    if config.schedule == "constant":
-        return config.lr
-    progress = (step - warmup) / max(1, steps - warmup)
-    floor = config.final_lr_fraction
-    return config.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +51,11 @@ class FlatWeights:
                 decaying = size
         device = named[0][1].device
         self.weights = torch.zeros(size, device=device)
-        self.gradients = torch.zeros(size, device=device)
+        self.exchanged = torch.zeros(size + ALIGN, device=device)
+        """What replicas add up: `gradients`, and behind them `weight`."""
+        self.gradients = self.exchanged[:size]
+        self.weight = self.exchanged[size]
+        """What the gradients have to be divided by, where that is only known with them: see `replica._finish`."""
         self.decaying = decaying
         self.parts: list[Part] = []
         """See `collect_early`."""
@@ -110,7 +101,8 @@ class FlatWeights:
         for index, place in enumerate(self.places):
             found = layer.match(place.name) if len(place.shape) > 1 else None
             groups.setdefault((len(place.shape) > 1, found[1] if found else ""), []).append(index)
-        ends = [*(place.start for place in self.places[1:]), len(self.gradients)]
+        # `weight` travels with the norms: it is there before the backward, and any part would do.
+        ends = [*(place.start for place in self.places[1:]), len(self.exchanged)]
         # The last layer's come first; then the norms, which are all over them, and what stands before the layers.
         order = sorted(groups, key=lambda group: (group == (True, ""), not group[0], -int(group[1] or 0)))
         self._members = [groups[group] for group in order]
@@ -171,11 +163,13 @@ class AdamW:
             moments = {key: moment[end] for key, moment in self.moments.items()}
             self._torch.state[part] = {"step": torch.zeros((), device=part.device), **moments}
 
-    def step(self, *, norm: Tensor, broken: Tensor) -> None:
-        """Scale the gradients, whose norm is `norm`, down to `clip_norm`, and take a step; where `broken` is 1 leave
-        weights and moments as they are. Both are on the device, and nothing here waits for them."""
+    def step(self, *, norm: Tensor, broken: Tensor, weight: Tensor | None = None) -> None:
+        """Divide the gradients by `weight` if there is one, scale them, whose norm is `norm` then, down to `clip_norm`,
+        and take a step; where `broken` is 1 leave weights and moments as they are. All are on the device, and nothing
+        here waits for them."""
         # torch's kernel divides by the one and skips everything by the other, in the pass that it makes anyway.
-        self._torch.grad_scale = (norm / self.config.clip_norm).clamp(min=1.0)
+        scale = (norm / self.config.clip_norm).clamp(min=1.0)
+        self._torch.grad_scale = scale if weight is None else scale * weight
         self._torch.found_inf = broken
         self._torch.step()
         self.flat.spread()

@@ -46,7 +46,6 @@ class MicroBatch:
     blocks: Blocks
     weight_sum: float
     """Over the whole step, not only this share."""
-    weight: float
     tokens: int
     cursor: Cursor
     """Where the data goes on after this step."""
@@ -68,8 +67,8 @@ class MicroBatch:
 class Figures:
     """What a step came to on one replica, on its way to the host."""
 
-    values_3: Tensor
-    """float64: loss, own gradient norm, gradient norm of all together."""
+    values_4: Tensor
+    """float64: loss, own gradient norm, gradient norm of all together, weight."""
     hash: Tensor | None
     done: Any
     """CUDA event after which they are there."""
@@ -90,15 +89,21 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        return float(self.values_3[0])
+        """This replica's part of the whole step's, once that has been divided by the whole step's `weight`."""
+        return float(self.values_4[0])
 
     @property
     def own_norm(self) -> float:
-        return float(self.values_3[1])
+        return float(self.values_4[1])
 
     @property
     def norm(self) -> float:
-        return float(self.values_3[2])
+        return float(self.values_4[2])
+
+    @property
+    def weight(self) -> float:
+        """This replica's part of the step's: all together 1 where weights are known beforehand."""
+        return float(self.values_4[3])
 
 
 class Replica:
@@ -116,11 +121,13 @@ class Replica:
         self.drafter.to(device)
         self.flat = FlatWeights(self.drafter, ends.head_VH.dtype)
         self.optimizer = AdamW(self.flat, config.optimizer)
-        self._chunk_rows = config.drafter.head_chunk_rows
+        self._chunk_rows, self._alpha = config.loss.chunk_rows, config.loss.pace_alpha
         # What a step reads and leaves on the device, each time in the same place.
-        self._loss, self._own_norm, self._weight_sum, self._broken = torch.zeros(4, device=device).unbind()
+        self._loss, self._weight, self._own_norm, self._weight_sum, self._broken = (
+            torch.zeros(5, device=device).unbind()
+        )  # fmt: skip
         """`_broken` is 1 from the first loss or gradient on that is not finite: the weights stay as they were."""
-        self._values_3 = torch.zeros(3, device=device, dtype=torch.float64)
+        self._values_4 = torch.zeros(4, device=device, dtype=torch.float64)
         self.scale = 1.0
         """Of the gradients: as many as there are replicas, where each steps on its own share's alone."""
         self.steps_done = 0
@@ -147,7 +154,6 @@ class Replica:
 
         `features_BSF` is [rows, S, captured * H], in the target's type and on its device; `blocks` has the same rows.
         """
-        weight = blocks.weights_BNk.sum().item()
         ready = None
         elsewhere = self._intake is not None and features_BSF.device != self.device
         # A copy from another device begins when the target is through, and holds up neither what the target does next
@@ -160,13 +166,13 @@ class Replica:
                     # Made on another stream: its memory must not be given away before this replica's has read it.
                     tensor.record_stream(self._stream)
         return MicroBatch(
-            step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum, weight=weight,
+            step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum,
             tokens=tokens, cursor=cursor, made=made, made_by=made_by, ready=ready,
         )  # fmt: skip
 
     def average(self, replicas: Replicas, place: int) -> None:
         """Bring the other replicas' gradients into the flat ones; on CUDA while the rest of the backward goes on."""
-        replicas.average(place, self.flat.gradients, parts=self.flat.parts, stream=self._exchange)
+        replicas.average(place, self.flat.exchanged, parts=self.flat.parts, stream=self._exchange)
 
     def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
              average: Callable[[], None] | None = None, after: Callable[[], None] | None = None
@@ -188,10 +194,10 @@ class Replica:
             after()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
-            return Figures(values_3=self._values_3.clone(), hash=hash_, done=None)
-        host_3 = self._values_3.to("cpu", non_blocking=True)
+            return Figures(values_4=self._values_4.clone(), hash=hash_, done=None)
+        host_4 = self._values_4.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
-        return Figures(values_3=host_3, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
+        return Figures(values_4=host_4, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
 
     def loss_and_gradients(self, batch: MicroBatch) -> None:
         """Fill the flat gradients, or add to them, and so with this share's part of the step's loss.
@@ -254,23 +260,33 @@ class Replica:
         features_BSF = inputs["features_BSF"].to(self.ends.head_VH.dtype)
         kernels = self.kernels.of(shape_of(features_BSF, blocks))
         slots_BTH = self.drafter(features_BSF, blocks, self.ends, kernels)
-        loss = block_loss(
+        loss, weight = block_loss(
             slots_BTH, blocks, self.ends.head_VH, weight_sum=self._weight_sum, chunk_rows=self._chunk_rows,
-            chunk_loss=kernels.chunk_loss, last_chunk_loss=kernels.last_chunk_loss,
+            head_loss=kernels.head_loss, alpha=self._alpha,
         )  # fmt: skip
+        self._note(self.flat.weight, weight)  # before the first gradients are ready for the others
         loss.backward()
         self.flat.collect()
-        own = loss.detach() / self.scale
-        self._loss.copy_(self._loss + own if self.flat.adds else own)
+        self._note(self._loss, loss.detach() / self.scale)
+        self._note(self._weight, weight / self.scale)
         self._own_norm.copy_(self.flat.norm())
+
+    def _note(self, total: Tensor, own: Tensor) -> None:
+        total.copy_(total + own if self.flat.adds else own)
 
     def _finish(self, _inputs: Mapping[str, Tensor], *, averaged: bool) -> None:
         """From the gradients, of all replicas or its own, to the next weights; and what the step came to."""
         norm = self.flat.gradients.norm() if averaged else self._own_norm
+        # D-PACE's weights come out of the forward, too late for a sum over the whole step to be known to it. So the
+        # gradients, which are linear in 1 / that sum, are added up without it, the sum with them as one float more,
+        # and what divides them for clipping divides them by it as well: no pass over them, no wait, no exchange more.
+        weight = self.flat.weight if self._alpha is not None else None
+        if weight is not None:
+            norm = norm / weight
         finite = torch.isfinite(self._loss) & torch.isfinite(norm)
         self._broken.copy_(torch.where(finite, self._broken, 1.0))
-        self.optimizer.step(norm=norm, broken=self._broken)
-        self._values_3.copy_(torch.stack([self._loss, self._own_norm, norm]))
+        self.optimizer.step(norm=norm, broken=self._broken, weight=weight)
+        self._values_4.copy_(torch.stack([self._loss, self._own_norm, norm, self._weight]))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, no copy, by the names that the servers load."""

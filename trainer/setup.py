@@ -66,8 +66,9 @@ def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape
         if device not in ends:
             dtype = drafter_dtype(config.drafter.dtype, device)
             ends[device] = there.get(device, targets[0]).ends.to(device, dtype)
+        kernels = kernels_for(device, compile_on_cpu=config.compile_on_cpu, loss_kernel=config.loss.kernel)
         members[rank] = Replica(
-            shape, ends[device], kernels_for(device, compile_on_cpu=config.compile_on_cpu), config, device,
+            shape, ends[device], kernels, config, device,
             initial=generator_for(config.seed, "weights"),
         )  # fmt: skip
     return members

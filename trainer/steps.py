@@ -28,8 +28,6 @@ class Share:
     worker: str
     figures: Figures
     rows: list[int]
-    weight: float
-    weight_sum: float
     tokens: int
     cursor: Cursor
     made: list[tuple[int, Span]]
@@ -40,7 +38,6 @@ class Share:
         """Without the batches' tensors: their memory is the next one's."""
         return cls(
             worker=worker, figures=figures, rows=[row for batch in batches for row in batch.rows],
-            weight=sum(batch.weight for batch in batches), weight_sum=batches[0].weight_sum,
             tokens=sum(batch.tokens for batch in batches), cursor=batches[0].cursor,
             made=[(batch.made_by, batch.made) for batch in batches if batch.made is not None],
         )  # fmt: skip
@@ -48,7 +45,7 @@ class Share:
     @property
     def own_mean(self) -> float:
         """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
-        return self.figures.loss / max(self.weight / self.weight_sum, 1e-12)
+        return self.figures.loss / max(self.figures.weight, 1e-12)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +71,9 @@ class Step:
 
     @property
     def loss(self) -> float:
-        return sum(share.figures.loss for share in self.shares)
+        return sum(share.figures.loss for share in self.shares) / (
+            sum(share.figures.weight for share in self.shares) or math.nan
+        )
 
     @property
     def norm(self) -> float:

@@ -26,11 +26,11 @@ from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
 from trainer.feed import Feed
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
-from trainer.optim import learning_rate
 from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
+from trainer.schedule import learning_rate
 from trainer.setup import (
     check_room,
     find_resume,

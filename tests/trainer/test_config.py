@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
-from trainer.config import Config, ConfigError, DrafterConfig, check_inputs, expand_path, load_config
+from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
 from typedyaml import Model
 
 DEMO = REPOSITORY / "configs" / "smollm2-cpu.yaml"
@@ -106,7 +106,8 @@ def test_paths_know_home_and_variables_and_refuse_unset_ones(monkeypatch: pytest
 
 @pytest.mark.parametrize(("size", "gamma"), [(16, 7.0), (10, 5.0), (8, 4.0), (4, 2.0)])
 def test_the_decay_of_a_block_size_is_the_published_one(size: int, gamma: float) -> None:
-    assert DrafterConfig(layers=1, block_size=size, anchors=1, mask_token_id=3).gamma == gamma
+    assert LossConfig().gamma(size) == gamma
+    assert LossConfig(decay=3.0).gamma(size) == 3.0
 
 
 # --- what is read ---------------------------------------------------------------------------------------------------

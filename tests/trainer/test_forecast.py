@@ -29,7 +29,8 @@ def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, A
                                                buckets: list[int] | None) -> None:  # fmt: skip
     torch._dynamo.reset()
     kernels.kernels_for.cache_clear()
-    settings["drafter"] |= {"layers": layers, "head_chunk_rows": chunk_rows}
+    settings["drafter"]["layers"] = layers
+    settings["loss"] = {"chunk_rows": chunk_rows}
     settings["data"]["buckets"] = buckets
     settings |= {"compile_on_cpu": "aot_eager", "steps": 1, "batch_size": 2}
     training = train(settings)
@@ -83,7 +84,7 @@ def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = drafter(features, blocks, member.ends, plain(DenseAttention()))
-        block_loss(out, blocks, member.ends.head_VH, weight_sum=1.0, chunk_rows=config.drafter.head_chunk_rows)
+        block_loss(out, blocks, member.ends.head_VH, weight_sum=1.0, chunk_rows=config.loss.chunk_rows)
     measured = sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in given)
     # The twin also keeps a copy of keys and values for every query head, and the mask.
     assert 0.75 * measured < predicted < 1.1 * measured, (predicted, measured)

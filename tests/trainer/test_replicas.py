@@ -16,7 +16,7 @@ from trainer.blocks import generator_for, lay_out
 from trainer.config import OptimizerConfig
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import plain
-from trainer.optim import AdamW, FlatWeights, learning_rate
+from trainer.optim import AdamW, FlatWeights
 from trainer.pipeline import Aborted, Channel
 from trainer.replicas import Part, Replicas, ReplicasDiffer, check_equal, weight_hash
 
@@ -89,7 +89,7 @@ def test_a_layers_gradients_are_ready_for_the_others_before_the_backward_is_over
     layer = flats[1].named(flats[1].gradients)["layers.2.self_attn.qkv_proj.weight"].data_ptr()
     assert flats[1].gradients[parts[0].low :].data_ptr() == layer, "the last layer first"
     covered = sorted((part.low, part.high) for part in parts)
-    assert covered[0][0] == 0 and covered[-1][1] == len(flats[1].gradients)
+    assert covered[0][0] == 0 and covered[-1][1] == len(flats[1].exchanged)
     assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
 
 
@@ -201,14 +201,3 @@ def test_flat_adamw_equals_torch_on_the_parameters_themselves() -> None:
         reference.step()
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.allclose(one, other, atol=1e-5)
-
-
-def test_learning_rate_rises_to_its_peak_and_falls_to_its_floor() -> None:
-    config = OptimizerConfig(lr=1.0, warmup_fraction=0.1, final_lr_fraction=0.2)
-    rates = [learning_rate(step, config=config, steps=100) for step in range(1, 101)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == max(rates) == 1.0
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[-1] == pytest.approx(0.2)
-    constant = OptimizerConfig(lr=1.0, warmup_fraction=0.1, schedule="constant")
-    assert learning_rate(100, config=constant, steps=100) == 1.0
