@@ -1,6 +1,7 @@
 """Checkpoints that are whole or not there: written aside, synced, marked complete, renamed; and the way back.
 
-`checkpoints/step-N/` holds `drafter.safetensors` (the names that servers load), `optimizer.safetensors`,
+`checkpoints/step-N/` holds `drafter.safetensors` (the names that servers load), `optimizer.safetensors`, with
+`optimizer.ema` the weights' moving average `ema.safetensors` (the same names; the one to serve),
 `trainer.json` (step, data cursor, seed, shape) and `COMPLETE.json` with the size and hash of each. On resume the
 numerically latest one that proves whole is taken; any other is named and skipped. The RNG needs no state: every draw
 is a function of (seed, step, row).
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 MARKER = "COMPLETE.json"
 WEIGHTS = "drafter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+AVERAGES = "ema.safetensors"
 STATE = "trainer.json"
 _NAME = re.compile(r"step-([0-9]+)")
 _ASIDE = re.compile(r"\.step-[0-9]+\.(partial|replaced)")
@@ -41,6 +43,8 @@ class Checkpoint:
     step: int
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """By the weights' names; empty where none are kept."""
     state: dict[str, Any]
 
 
@@ -57,6 +61,8 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
             OPTIMIZER: _write(aside / OPTIMIZER, _as_safetensors(checkpoint.optimizer)),
             STATE: _write(aside / STATE, _as_json({"step": checkpoint.step, **checkpoint.state})),
         }
+        if checkpoint.averages:
+            files[AVERAGES] = _write(aside / AVERAGES, _as_safetensors(checkpoint.averages))
         _write(aside / MARKER, _as_json({"step": checkpoint.step, "files": files}))
         _sync(aside)
         # Only a damaged one can be there: after a complete checkpoint of a step, that step is never trained again.
@@ -102,7 +108,8 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointDamaged(f"incomplete, {MARKER} is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"{MARKER} cannot be read: {error}") from None
-    for name in (WEIGHTS, OPTIMIZER, STATE):
+    averaged = AVERAGES in files
+    for name in (WEIGHTS, OPTIMIZER, STATE, *([AVERAGES] if averaged else [])):
         try:
             found, expected = _describe(path / name), files[name]
         except (OSError, KeyError) as error:
@@ -113,8 +120,9 @@ def load(path: Path) -> Checkpoint:
             raise CheckpointDamaged(f"{name} has changed since it was written (sha256 differs)")
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     return Checkpoint(
-        step=state["step"], weights=load_file(path / WEIGHTS), optimizer=load_file(path / OPTIMIZER), state=state
-    )
+        step=state["step"], weights=load_file(path / WEIGHTS), optimizer=load_file(path / OPTIMIZER),
+        averages=load_file(path / AVERAGES) if averaged else {}, state=state,
+    )  # fmt: skip
 
 
 def prune(root: Path, *, keep: int) -> None:

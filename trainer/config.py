@@ -211,6 +211,10 @@ class OptimizerConfig(Model):
     beta2: Momentum = 0.95
     clip_norm: Positive = 1.0
     """Gradients of a larger norm, that of all weights together, are scaled down to it."""
+    ema: Annotated[Float, Field(gt=0, lt=1)] | None = None
+    """Keep an exponential moving average of the weights with this decay, such as 0.999, beside them: 4 bytes for each
+    on the device, and `ema.safetensors` in every checkpoint, which is what to serve then. It is corrected for its
+    beginning, so that it never holds anything of the random weights before step 1. Left out: none."""
 
     @property
     def decay_share(self) -> float:

@@ -166,9 +166,10 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
             tied = getattr(text, "tie_word_embeddings", False)
             here.frozen_ends += (1 if tied else 2) * text.vocab_size * text.hidden_size * dtype.itemsize
         ends_there.add(name)
-        # Weights, gradients and two moments in float32, and what the module computes with.
+        # Weights, gradients, two moments and a moving average in float32, and what the module computes with.
         copy = 0 if dtype == torch.float32 else dtype.itemsize
-        here.drafters += weights * (16 + copy)
+        average = 0 if config.optimizer.ema is None else 4
+        here.drafters += weights * (16 + average + copy)
         first = targets[config.devices.target[0]]
         feature = shape.captured * text.hidden_size * first.itemsize
         here.queues += (config.queue_depth + 2) * tokens * feature

@@ -1,4 +1,4 @@
-"""AdamW over flat float32 weights.
+"""AdamW over flat float32 weights, and their moving average.
 
 A replica's weights and gradients are two flat float32 buffers: averaging, clipping, the optimizer and the proof of
 equality each touch one tensor. What the module computes with is a third, in the type of its arithmetic, of which its
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,26 @@ class FlatWeights:
         return {place.name: place.of(flat) for place in self.places}
 
 
+class Ema:
+    """The mean of the weights after each step so far, a step's share `decay` times that of the one after it.
+
+    Corrected for its beginning: after step 1 it is that step's weights, whatever was there before. In float32, laid out
+    like the weights.
+    """
+
+    def __init__(self, flat: FlatWeights, decay: float) -> None:
+        self.flat = flat
+        self.weights = flat.weights.clone()
+        self._log_decay = math.log(decay)
+
+    def update(self, *, taken: Tensor, broken: Tensor) -> None:
+        """Take in the weights after the step that made `taken` steps; where `broken` is 1 there was none, and nothing
+        changes. Both are on the device, and nothing here waits for them."""
+        # (1 - decay) / (1 - decay ** taken), by which the shares of all steps so far add up to 1.
+        share = torch.expm1(torch.full_like(taken, self._log_decay)) / torch.expm1(taken * self._log_decay)
+        self.weights.lerp_(self.flat.weights, torch.where(broken > 0, 0.0, share))
+
+
 class AdamW:
     """torch's fused AdamW on the two ends of the flat buffer."""
 
@@ -173,6 +194,12 @@ class AdamW:
         self._torch.found_inf = broken
         self._torch.step()
         self.flat.spread()
+
+    @property
+    def taken(self) -> Tensor:
+        """Steps that were taken, on the device: without those that were left out as broken."""
+        step: Tensor = next(iter(self._torch.state.values()))["step"]
+        return step
 
     def resume_at(self, steps_done: int) -> None:
         """Go on as after `steps_done` steps, with whatever `moments` hold."""

@@ -24,7 +24,7 @@ from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.graphs import Graphs
 from trainer.kernels import KernelSets, Shape
 from trainer.loss import block_loss
-from trainer.optim import AdamW, FlatWeights
+from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.order import Cursor
 from trainer.replicas import Part, Replicas, event_here, weight_hash
 
@@ -121,6 +121,7 @@ class Replica:
         self.drafter.to(device)
         self.flat = FlatWeights(self.drafter, ends.head_VH.dtype)
         self.optimizer = AdamW(self.flat, config.optimizer)
+        self.ema = Ema(self.flat, config.optimizer.ema) if config.optimizer.ema is not None else None
         self._chunk_rows, self._alpha = config.loss.chunk_rows, config.loss.pace_alpha
         # What a step reads and leaves on the device, each time in the same place.
         self._loss, self._weight, self._own_norm, self._weight_sum, self._broken = (
@@ -286,11 +287,17 @@ class Replica:
         finite = torch.isfinite(self._loss) & torch.isfinite(norm)
         self._broken.copy_(torch.where(finite, self._broken, 1.0))
         self.optimizer.step(norm=norm, broken=self._broken, weight=weight)
+        if self.ema is not None:
+            self.ema.update(taken=self.optimizer.taken, broken=self._broken)
         self._values_4.copy_(torch.stack([self._loss, self._own_norm, norm, self._weight]))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, no copy, by the names that the servers load."""
         return self.drafter.apart(self.flat.named(self.flat.weights))
+
+    def averages(self) -> dict[str, Tensor]:
+        """The weights' moving average, no copy, by the same names; empty if none is kept."""
+        return self.drafter.apart(self.flat.named(self.ema.weights)) if self.ema is not None else {}
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own state, no copy, by the weight's name: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
@@ -300,11 +307,15 @@ class Replica:
             for name, tensor in self.drafter.apart(self.flat.named(flat)).items()
         }
 
-    def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], *, steps_done: int) -> None:
-        """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`."""
+    def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor], *,
+                steps_done: int) -> None:  # fmt: skip
+        """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`.
+        Without `averages` a moving average goes on from the weights."""
         found = {**weights, **moments}
         for name, tensor in {**self.weights(), **self.moments()}.items():
             tensor.copy_(found[name].view_as(tensor))
+        for name, tensor in self.averages().items():
+            tensor.copy_((averages or weights)[name].view_as(tensor))
         self.flat.spread()
         self.resume_at(steps_done)
 
@@ -314,5 +325,6 @@ class Replica:
         self.optimizer.resume_at(steps_done)
 
     def state(self) -> list[Tensor]:
-        """The flat buffers that a replica goes on from: weights, then moments."""
-        return [self.flat.weights, *self.optimizer.moments.values()]
+        """The flat buffers that a replica goes on from: weights, moments, the moving average if there is one."""
+        averages = [self.ema.weights] if self.ema is not None else []
+        return [self.flat.weights, *self.optimizer.moments.values(), *averages]

@@ -87,8 +87,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     rows = load_rows(config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
     report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
-    # The weights and the optimizer's two moments, all float32.
-    check_room(training.root, 3 * training.members[0].flat.weights.nbytes)
+    check_room(training.root, sum(buffer.nbytes for buffer in training.members[0].state()))
     if found := find_resume(config, reporter, training.must_keep, must_resume=must_resume):
         training.restore(found)
 
@@ -303,6 +302,7 @@ class Training:
             step=self.steps_done,
             weights=member.weights(),
             optimizer=member.moments(),
+            averages=member.averages(),
             state={"cursor": dataclasses.asdict(self.cursor), "must_keep": self.must_keep,
                    "may_change": self.config.what_a_resume_may_change(), "config": self.config.model_dump(),
                    "torch": torch.__version__},
@@ -374,7 +374,7 @@ class Training:
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
         for member in self.members.values():
-            member.restore(found.weights, found.optimizer, steps_done=found.step)
+            member.restore(found.weights, found.optimizer, found.averages, steps_done=found.step)
         self.steps_done = found.step
         self.cursor = Cursor(**found.state["cursor"])
         self.last_checkpoint = str(self.root / f"step-{found.step}")

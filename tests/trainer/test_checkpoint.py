@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint import MARKER, OPTIMIZER, STATE, WEIGHTS, Checkpoint, latest, prune, save, steps_on_disk
+from trainer.checkpoint import (
+    AVERAGES,
+    MARKER,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    Checkpoint,
+    latest,
+    prune,
+    save,
+    steps_on_disk,
+)
 from trainer.config import ConfigError
 from trainer.setup import check_room
 
@@ -16,7 +27,8 @@ from trainer.setup import check_room
 def a_checkpoint(step: int) -> Checkpoint:
     return Checkpoint(
         step=step, weights={"fc.weight": torch.full((3, 2), float(step))},
-        optimizer={"exp_avg.fc.weight": torch.ones(3, 2)}, state={"cursor": {"epoch": 1, "position": step}},
+        optimizer={"exp_avg.fc.weight": torch.ones(3, 2)}, averages={"fc.weight": torch.zeros(3, 2)},
+        state={"cursor": {"epoch": 1, "position": step}},
     )  # fmt: skip
 
 
@@ -53,7 +65,7 @@ def test_latest_is_by_number_not_by_text_or_by_time(tmp_path: Path) -> None:
     assert found(tmp_path) == (1000, [])
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, AVERAGES, STATE])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 def test_a_damaged_file_skips_the_checkpoint_by_name_and_says_why(tmp_path: Path, name: str, damage: str) -> None:
     save(tmp_path, a_checkpoint(900))
