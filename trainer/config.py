@@ -6,6 +6,7 @@ the working directory. Sizes that are left out are taken from the target model.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 import typedyaml
-from trainer import inputs
+from trainer import inputs, source_files
 from typedyaml import Abbreviated, Bool, Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]
@@ -91,8 +92,15 @@ class TargetConfig(Model):
 
 class DataConfig(Model):
     kind: Literal["conversations", "text", "python-docs"]
-    """conversations: JSONL of {"messages": ...} or ShareGPT; text: plain files; python-docs: needs no file at all."""
+    """What a row means. conversations: `messages` of role and content, or ShareGPT's `conversations`, in the target's
+    chat template, trained on what the assistant says; text: all of it is trained on; python-docs: a text that needs no
+    file at all."""
     paths: list[Str] = Field(default_factory=list)
+    """Files; globs; folders, for all files in them; folders that `datasets.save_to_disk` wrote. What a file is follows
+    from its name: .jsonl, .json (an array or lines), .parquet, and .txt or any other for plain text; the JSON and text
+    ones also with .gz or .zst behind. Parquet, data sets and .zst need `pip install 'specctl[data]'`."""
+    text_field: Str = "text"
+    """Of kind text: where a line of JSONL, or a row of a table, has its text."""
     sequence_length: Length
     """Of a row at most; what is longer is cut."""
     buckets: Annotated[list[Length], Field(min_length=1)] | None = None
@@ -101,6 +109,15 @@ class DataConfig(Model):
     packing: Bool = False
     """Put several documents into a row, as many as have room. Each is trained on as if it were alone: nothing sees
     across, and positions begin anew."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """drop: of documents that are the same to the token, all but the first. They are counted either way."""
+    max_bad_fraction: Fraction = 0.05
+    """A share of the records, from 0 to 1. A run does not start when more of them than this are bad: cannot be read, or
+    leave nothing to train on within `sequence_length`."""
+    cache: Str | None = None
+    """Folder of tokenised data, by which the next start does not tokenise again. An entry belongs to the content of the
+    files and to the tokenizer; none is ever removed, and any may be. Left out: `token-cache` in specctl's workdir, or
+    beside `output_dir`."""
 
     @property
     def lengths(self) -> list[int]:
@@ -312,7 +329,7 @@ class Config(Model):
         files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
         wanted = {
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
-            "captured_layers": self.target.captured_layers,
+            "captured_layers": self.target.captured_layers, "data_kind": self.data.kind,
         }  # fmt: skip
         model = {"target.path": self.target.path}
         return {"model": model, "files": files, "wanted": wanted, "devices": self.devices.named()}
@@ -320,7 +337,7 @@ class Config(Model):
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
-        free = {"path", "dtype", "paths", "chunk_rows", "kernel"}
+        free = {"path", "dtype", "chunk_rows", "kernel", "paths", "text_field", "duplicates", "max_bad_fraction", "cache"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter", "loss")}
         # What changes nothing is not there, as in what was written before there was any of it.
         if len(self.data.lengths) == 1:
@@ -350,7 +367,14 @@ def check_inputs(config: Config) -> None:
     asked = config.what_must_be_there()
     for kind in ("model", "files"):
         asked[kind] = {key: expand_path(text, key=key) for key, text in asked[kind].items()}
-    if found := list(inputs.problems(asked)):
+    found = list(inputs.problems(asked))
+    if not found and importlib.util.find_spec("pyarrow") is None:
+        found = [
+            (key, f"{source.path} cannot be read without pyarrow: pip install 'specctl[data]'")
+            for key, path in asked["files"].items()
+            for source in source_files.resolve(path, config.data.kind) if source.needs_pyarrow
+        ][:1]  # fmt: skip
+    if found:
         raise ConfigError("; ".join(f"{key}: {problem}" for key, problem in found))
 
 

@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer import source_files
+
 Problem = tuple[str, str]
 """The key of the configuration, and what is wrong."""
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Each as one file, or in shards that `NAME.index.json` lists."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-LFS = b"version https://git-lfs"
+LFS = source_files.LFS
 MOST_HEADER_BYTES = 100 << 20
 
 
 def file_problem(path: Path) -> str | None:
     """Why `path` is no file that can be read."""
-    if path.is_dir():
-        return f"{path} is a directory, and a file is needed"
     try:
         with path.open("rb") as file:
             return _is_pointer(path) if file.read(len(LFS)) == LFS else None
@@ -201,7 +201,7 @@ def problems(asked: dict[str, Any]) -> Iterator[Problem]:
     for path in asked["model"].values():
         yield from model_problems(Path(path), asked["wanted"])
     for key, path in asked["files"].items():
-        if problem := file_problem(Path(path)):
+        if problem := source_files.problem(Path(path), asked["wanted"].get("data_kind", "text")):
             yield key, problem
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainer import checkpoint
 from trainer.blocks import generator_for
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError, DataConfig, expand_path
-from trainer.data import Rows
+from trainer.data import Rows, check_bad
 from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
 from trainer.metrics import Reporter
@@ -48,12 +48,23 @@ def keep_compiled_code(config: Config, reporter: Reporter, environ: MutableMappi
     if config.compile_cache is not None:
         folder = str(expand_path(config.compile_cache, key="compile_cache").absolute())
     elif not folder:
-        directory = reporter.identity.directory.absolute()
-        # With specctl that is WORKDIR/runs/RUN_ID, whose code is compiled for this machine alone.
-        parent = directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent
-        folder = str(parent / "compile-cache")
+        folder = str(kept_folder(reporter.identity.directory, "compile-cache", environ))
     environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     reporter.say(f"compiled code is kept in {folder}")
+
+
+def kept_folder(directory: Path, name: str, environ: Mapping[str, str]) -> Path:
+    """Of what outlives the run with this directory: with specctl that is WORKDIR/runs/RUN_ID, and what is kept is kept
+    in WORKDIR, which is of this machine alone."""
+    directory = directory.absolute()
+    return (directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent) / name
+
+
+def token_cache(config: DataConfig, directory: Path, environ: Mapping[str, str]) -> Path:
+    """The folder of tokenised data, of a run with this directory."""
+    if config.cache is not None:
+        return expand_path(config.cache, key="data.cache").absolute()
+    return kept_folder(directory, "token-cache", environ)
 
 
 def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape) -> dict[int, Replica]:
@@ -131,21 +142,34 @@ def check_room(root: Path, needed_bytes: int) -> None:
 
 
 def report_data(config: DataConfig, rows: Rows, reporter: Reporter) -> None:
-    for bad in rows.bad[:BAD_ROWS_NAMED]:
+    """What is trained on and what is not. Raises `ConfigError` where too much of the data is bad."""
+    dropped = rows.dropped
+    for bad in dropped.first[:BAD_ROWS_NAMED]:
         reporter.say(f"data row skipped: {bad.where}: {bad.why}")
-    if len(rows.bad) > BAD_ROWS_NAMED:
-        reporter.say(f"data row skipped: and {len(rows.bad) - BAD_ROWS_NAMED} more")
-    trained, tokens = int(rows.loss_mask_RS.sum()), int(rows.lengths_R.sum())
-    padded_R = rows.order.padded_R
+    if dropped.bad_count > BAD_ROWS_NAMED:
+        reporter.say(f"data row skipped: and {dropped.bad_count - BAD_ROWS_NAMED} more")
+    tokens, padded_R = int(rows.lengths_R.sum()), rows.order.padded_R
     counts = " ".join(f"{length}:{int((padded_R == length).sum())}" for length in config.lengths)
-    documents = ""
-    if config.packing:
-        place_S = torch.arange(config.sequence_length)
-        count = int(((rows.starts_RS == place_S) & (place_S < rows.lengths_R[:, None])).sum())
-        documents = f" documents={count}"
+    documents = f" documents={len(rows.members)}" if config.packing else ""
     reporter.say(
-        f"data rows={len(rows)}{documents} bad={len(rows.bad)} tokens={tokens} trained_on={trained} buckets {counts}"
-        f" padding={1 - tokens / int(padded_R.sum()):.1%}"
+        f"data rows={len(rows)}{documents} bad={dropped.bad_count} tokens={tokens} trained_on={rows.trained_tokens}"
+        f" buckets {counts} padding={1 - tokens / int(padded_R.sum()):.1%}"
     )
-    named = [f"{bad.where}: {bad.why}" for bad in rows.bad[:BAD_ROWS_RECORDED]]
-    reporter.event("data", rows=len(rows), bad=len(rows.bad), bad_rows=named)
+    verb = "dropped" if config.duplicates == "drop" else "kept"
+    told = {
+        f"{dropped.duplicates} duplicates are {verb} (data.duplicates)": dropped.duplicates,
+        f"{dropped.cut} conversations are longer than {config.sequence_length} tokens: {dropped.cut_tokens} are cut":
+            dropped.cut,
+        f"{dropped.context_only} assistant turns are not trained on: the chat template leaves their thinking out":
+            dropped.context_only,
+    }  # fmt: skip
+    for line, count in told.items():
+        if count:
+            reporter.say(f"data: {line}")
+    reporter.event(
+        "data", rows=len(rows), records=dropped.records, bad=dropped.bad_count, bad_by_reason=dropped.bad,
+        bad_rows=[f"{bad.where}: {bad.why}" for bad in dropped.first[:BAD_ROWS_RECORDED]], tokens=tokens,
+        trained_on=rows.trained_tokens, duplicates=dropped.duplicates, cut=dropped.cut, cut_tokens=dropped.cut_tokens,
+        context_only=dropped.context_only,
+    )  # fmt: skip
+    check_bad(dropped, config.max_bad_fraction)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from trainer.setup import (
     make_replicas,
     on_this_machine,
     report_data,
+    token_cache,
     what_must_stay,
 )  # fmt: skip
 from trainer.stages import Stages
@@ -84,7 +86,10 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     if config.data.packing:
         see_that_documents_stay_apart(targets[0])
     reporter.phase("data")
-    rows = load_rows(config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed)
+    rows = load_rows(
+        config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed,
+        cache=token_cache(config.data, reporter.identity.directory, os.environ), say=reporter.say,
+    )  # fmt: skip
     report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
     check_room(training.root, sum(buffer.nbytes for buffer in training.members[0].state()))

@@ -7,6 +7,7 @@ project that was shipped. What a model has to hold is asked of the trainer that 
 from __future__ import annotations
 
 import difflib
+import glob
 import json
 import os
 import pwd
@@ -84,7 +85,9 @@ def unset(item: Input) -> str | None:
 
 
 def look(item: Input) -> str | None:
-    """Why nothing can be read there; None when something can."""
+    """Why nothing can be read there; None when something can. Data may be named by a glob."""
+    if glob.has_magic(item.path) and glob.glob(item.path, recursive=True):
+        return None
     try:
         if os.path.isdir(item.path):
             os.listdir(item.path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.support import all_rows
 from trainer.config import ConfigError, DataConfig
 from trainer.data import Rows, load_rows
 
@@ -35,14 +36,15 @@ def load(tokenizer: Any, tmp_path: Path, lines: list[Any], **changes: Any) -> Ro
 
 
 def trained_text(rows: Rows, row: int, tokenizer: Any) -> str:
-    return str(tokenizer.decode(rows.ids_RS[row][rows.loss_mask_RS[row]]))
+    ids_RS, loss_mask_RS, _ = all_rows(rows)
+    return str(tokenizer.decode(ids_RS[row][loss_mask_RS[row]]))
 
 
 def test_only_what_the_assistant_wrote_is_trained_on_with_its_end_token(tokenizer: Any, tmp_path: Path) -> None:
     rows = load(tokenizer, tmp_path, [TALK, SHAREGPT], sequence_length=128)
-    assert trained_text(rows, 0, tokenizer) == "it is two<|end|>\nfour<|end|>\n"
-    assert trained_text(rows, 1, tokenizer) == "good day<|end|>\n"
-    whole = tokenizer.decode(rows.ids_RS[0][: rows.lengths_R[0]])
+    assert trained_text(rows, 0, tokenizer) == "it is two<|end|>four<|end|>"
+    assert trained_text(rows, 1, tokenizer) == "good day<|end|>"
+    whole = tokenizer.decode(all_rows(rows)[0][0][: rows.lengths_R[0]])
     assert whole == tokenizer.apply_chat_template(TALK["messages"], tokenize=False)
 
 
@@ -63,10 +65,11 @@ def test_bad_rows_are_counted_and_named_by_file_and_line_and_good_ones_kept(toke
     rows = load(tokenizer, tmp_path, lines)
     assert len(rows) == 2
     path = tmp_path / "talks.jsonl"
-    assert [bad.where for bad in rows.bad] == [f"{path}:{number}" for number in (2, 4, 5, 6, 7, 8, 9, 10)]
-    whys = " | ".join(bad.why for bad in rows.bad)
-    for expected in ("is not JSON", "has none of 'messages', 'conversations'", "is not a list of turns",
-                     "no assistant turn", "messages[0] has no text under 'content'", "unknown from 'alien'",
+    assert [bad.where for bad in rows.dropped.first] == [f"{path}:{number}" for number in (2, 4, 5, 6, 7, 8, 10, 9)]
+    assert (rows.dropped.records, rows.dropped.bad_count) == (10, 8)
+    whys = " | ".join(bad.why for bad in rows.dropped.first)
+    for expected in ("is not JSON", "has none of 'messages', 'conversations'", "holds no list of turns",
+                     "no assistant turn", "a turn without a text: messages[0].content", "from is 'alien'",
                      "no two assistant tokens in a row within 64", "is not an object"):  # fmt: skip
         assert expected in whys
 
@@ -76,7 +79,7 @@ def test_bytes_that_are_not_text_are_a_bad_row_not_a_crash(tokenizer: Any, tmp_p
     path.write_bytes(b'{"messages": "\xff\xfe"}\n' + json.dumps(SHAREGPT).encode() + b"\n")
     config = DataConfig(kind="conversations", paths=[str(path)], sequence_length=LENGTH)
     rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
-    assert len(rows) == 1 and rows.bad[0].where == f"{path}:1"
+    assert len(rows) == 1 and rows.dropped.first[0].where == f"{path}:1"
 
 
 def test_nothing_to_train_on_is_a_configuration_error_that_names_the_first_reason(tokenizer: Any, tmp_path: Path
@@ -100,16 +103,17 @@ def test_text_becomes_rows_of_one_document_each_padded_behind(tokenizer: Any, tm
         path.write_text(text)
     config = DataConfig(kind="text", paths=[str(path) for path in documents], sequence_length=LENGTH)
     rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
-    decoded = [tokenizer.decode(ids[:length]) for ids, length in zip(rows.ids_RS, rows.lengths_R, strict=True)]
+    ids_RS, loss_mask_RS, _ = all_rows(rows)
+    decoded = [tokenizer.decode(ids[:length]) for ids, length in zip(ids_RS, rows.lengths_R, strict=True)]
     assert "".join(decoded[:-1]) == texts[0] and decoded[-1] == texts[1]
-    for mask, length in zip(rows.loss_mask_RS, rows.lengths_R, strict=True):
+    for mask, length in zip(loss_mask_RS, rows.lengths_R, strict=True):
         assert mask[:length].all() and not mask[length:].any()
 
 
 def test_python_docs_need_no_file(tokenizer: Any) -> None:
     config = DataConfig(kind="python-docs", sequence_length=LENGTH)
     rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
-    assert len(rows) > 1000 and not rows.bad
+    assert len(rows) > 1000 and not rows.dropped.bad
 
 
 def test_a_row_says_which_files_and_lines_it_is_made_of(tokenizer: Any, tmp_path: Path) -> None:

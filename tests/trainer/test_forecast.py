@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from tests.trainer.support import write_config
+from tests.trainer.support import all_rows, write_config
 from trainer import forecast, kernels
 from trainer.__main__ import main
 from trainer.attention import DenseAttention
@@ -74,7 +74,7 @@ def test_what_a_drafter_keeps_for_its_backward_is_predicted(train: Any, settings
     drafter = Drafter(member.drafter.shape)
     drafter.initialise(generator_for("weights"))
     blocks = step_blocks(config, *training.rows.cut(torch.arange(share), 48), step=1)
-    features = training.targets[0].features(training.rows.ids_RS[:share]).float()
+    features = training.targets[0].features(all_rows(training.rows)[0][:share]).float()
     given = {one.untyped_storage().data_ptr() for one in (*drafter.parameters(), features, member.ends.head_VH)}
     kept: dict[int, torch.Tensor] = {}
 

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tests.trainer.support import losses
 from trainer.blocks import generator_for
-from trainer.data import Rows
-from trainer.order import Order
+from trainer.config import DataConfig
+from trainer.data import Rows, rows_of
+from trainer.source_files import Source
+from trainer.token_cache import Writer, build_or_open
 
 LETTERS = string.ascii_lowercase
 BLIND = math.log(len(LETTERS))
@@ -26,13 +29,17 @@ LENGTH, STEPS = 48, 120
 def secrets(tokenizer: Any) -> Rows:
     """A row per letter, `q-?q-?q-?...`; only the letter is trained on, in blocks that stand at the `?` before it."""
     dash, question, *letters = tokenizer.convert_tokens_to_ids(["-", "?", *LETTERS])
-    ids_RS = torch.tensor([[letter, dash, question] * (LENGTH // 3) for letter in letters])
-    lengths_R = torch.full((len(letters),), LENGTH)
-    order, starts_RS = Order(lengths_R, seed=1), torch.zeros_like(ids_RS)
-    return Rows(
-        ids_RS=ids_RS, loss_mask_RS=ids_RS != dash, starts_RS=starts_RS, lengths_R=lengths_R, order=order,
-        documents=letters, members=[[row] for row in range(len(letters))],
-    )  # fmt: skip
+
+    def write(writer: Writer) -> None:
+        for number, letter in enumerate(letters):
+            ids = np.array([letter, dash, question] * (LENGTH // 3), dtype=np.int32)
+            writer.write(ids, ids != dash)
+            writer.finish(0, number)
+
+    source = Source(path=Path("secrets"), format="jsonl", files=())
+    documents = build_or_open(None, [source], {}, write, print)
+    config = DataConfig(kind="text", paths=["secrets"], sequence_length=LENGTH)
+    return rows_of(config, documents, filler=dash, seed=1)
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 import trainer.target
-from tests.trainer.support import documents, losses
+from tests.trainer.support import all_rows, documents, losses
 from trainer.attention import DenseAttention
 from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.config import ConfigError, DataConfig
@@ -76,17 +76,18 @@ def test_a_packed_row_is_its_documents_one_behind_the_other(tiny_target: Path, t
     rows = load_rows(DataConfig(**config, packing=True), tokenizer, mask_token_id=3, seed=1)
     assert len(rows) < len(alone) and rows.lengths_R.sum() == alone.lengths_R.sum() and rows.digest() != alone.digest()
     found = []
+    ids_RS, loss_mask_RS, starts_RS = all_rows(rows)
     for row in range(len(rows)):
-        starts = rows.starts_RS[row]
+        starts = starts_RS[row]
         for start in starts.unique().tolist():
             (there,) = (starts == start).nonzero(as_tuple=True)
             assert there.tolist() == list(range(start, start + len(there)))
             if start < rows.lengths_R[row]:
-                found.append(rows.ids_RS[row, there].tolist())
-                assert rows.loss_mask_RS[row, there].all()
+                found.append(ids_RS[row, there].tolist())
+                assert loss_mask_RS[row, there].all()
             else:
-                assert not rows.loss_mask_RS[row, there].any()
-    expected = [ids[:length].tolist() for ids, length in zip(alone.ids_RS, alone.lengths_R, strict=True)]
+                assert not loss_mask_RS[row, there].any()
+    expected = [ids[:length].tolist() for ids, length in zip(all_rows(alone)[0], alone.lengths_R, strict=True)]
     assert sorted(found) == sorted(expected)
 
 
@@ -280,10 +281,11 @@ def test_a_packed_run_sees_each_document_alone_and_resumes_to_the_bit(
         for number, row in enumerate(batch.rows):
             length = int(whole.rows.lengths_R[row])
             assert batch.shape[1] == (48 if length <= 48 else 72)
-            starts = whole.rows.starts_RS[row, :length].unique().tolist()
+            ids_BS, _, starts_BS = whole.rows.cut(torch.tensor([row]), length)
+            starts = starts_BS.unique().tolist()
             several += len(starts) > 1
             for start, end in zip(starts, [*starts[1:], length], strict=True):
-                alone = whole.targets[0].features(whole.rows.ids_RS[row : row + 1, start:end])
+                alone = whole.targets[0].features(ids_BS[:, start:end])
                 assert (batch.features_BSF[number, start:end] - alone[0]).abs().max() < 1e-4 * alone.abs().max()
     assert several > 10
     split = {**settings, "output_dir": str(tmp_path / "split")}
