@@ -337,7 +337,8 @@ class Config(Model):
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
-        free = {"path", "dtype", "chunk_rows", "kernel", "paths", "text_field", "duplicates", "max_bad_fraction", "cache"}
+        free = {"path", "dtype", "chunk_rows", "kernel"}
+        free |= {"paths", "text_field", "duplicates", "max_bad_fraction", "cache"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter", "loss")}
         # What changes nothing is not there, as in what was written before there was any of it.
         if len(self.data.lengths) == 1:
