@@ -1,5 +1,5 @@
-"""`python -m trainer train CONFIG`, `plan CONFIG`, `schema`: parse, catch signals before anything slow is imported,
-run, and say how it ended.
+"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `schema`: parse, catch signals before anything slow
+is imported, run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
 than 5 s after the first, ended it at once.
@@ -24,12 +24,18 @@ def main(argv: list[str] | None = None) -> int:
     train_verb.add_argument("--resume", action="store_true", help="go on from the latest complete checkpoint, or fail")
     plan_verb = verbs.add_parser("plan", help="say what would compile and how much memory it takes; train nothing")
     plan_verb.add_argument("config", metavar="CONFIG")
+    doctor_verb = verbs.add_parser("doctor", help="look for what would spoil the run, such as leaks")
+    doctor_verb.add_argument("config", metavar="CONFIG")
+    doctor_verb.add_argument("--quick", action="store_true", help="look into fewer blocks and positions")
+    doctor_verb.add_argument("--json", action="store_true", help="print all findings and figures as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
     if arguments.verb == "schema":
         return print_schema()
     if arguments.verb == "plan":
         return print_plan(arguments.config)
+    if arguments.verb == "doctor":
+        return examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
 
     stop = StopRequest()
     stop.listen()
@@ -78,6 +84,18 @@ def print_plan(path: str) -> int:
         complain(str(error))
         return 2
     return 0
+
+
+def examine(path: str, *, quick: bool, as_json: bool) -> int:
+    try:
+        config = load_config(path)
+        check_inputs(config)
+        from trainer.doctor import doctor
+
+        return doctor(config, quick=quick, as_json=as_json)
+    except ConfigError as error:
+        complain(str(error))
+        return 2
 
 
 def print_schema() -> int:
