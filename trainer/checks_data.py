@@ -108,8 +108,8 @@ def room(patient: Patient) -> Finding:
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     weights = sum(parameter.numel() for parameter in _on_meta(patient).parameters())
-    # Weights and two moments in float32; one more while the newest is written aside.
-    one, count = 3 * 4 * weights, config.keep_checkpoints + 1
+    # Weights, two moments and an average, if one is kept, in float32; one more while the newest is written aside.
+    one, count = 4 * weights * (3 + (config.optimizer.ema is not None)), config.keep_checkpoints + 1
     mib = 1 << 20
     said = f"{count} checkpoints of {one / mib:,.0f} MiB; {free / mib:,.0f} MiB free at {there}"
     if free < one:

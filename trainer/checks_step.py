@@ -187,7 +187,7 @@ def first_loss(patient: Patient) -> Finding:
     count = case.blocks.anchors_BN.shape[1]
     hidden_RH = draft(case.features_BSF, case.blocks).detach().unflatten(1, (count, -1))[:, :, 1:].flatten(0, 2)
     labels_R, weights_R = case.blocks.labels_BNk.flatten(), case.blocks.weights_BNk.flatten()
-    trained = (weights_R > 0).nonzero().squeeze(1)[: config.drafter.head_chunk_rows]
+    trained = (weights_R > 0).nonzero().squeeze(1)[: config.loss.chunk_rows]
     if not len(trained):
         return warn("no slot of these rows is trained on", "see `anchors in the data`")
     hidden, labels = hidden_RH[trained.to(hidden_RH.device)], labels_R[trained].to(hidden_RH.device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -205,14 +206,15 @@ def broken_rules(case: Case, config: Config) -> Iterator[str]:
 
 def _wrong_labels(case: Case, config: Config, row: int, block: int, anchor: int) -> Iterator[str]:
     ids, mask, starts = case.ids_BS[row], case.loss_mask_BS[row], case.starts_BS[row]
-    unbroken = True
+    unbroken, gamma = True, config.loss.gamma(config.drafter.block_size)
     for slot in range(1, config.drafter.block_size):
         at, weight = anchor + slot, float(case.blocks.weights_BNk[row, block, slot - 1])
         unbroken = unbroken and at < len(ids) and bool(mask[at]) and bool(starts[at] == starts[anchor])
         if not unbroken and weight:
             yield f"{case.named(row, block)} is trained on slot {slot}, behind the end of what is trained on"
-        if unbroken and not weight:
-            yield f"{case.named(row, block)} is not trained on slot {slot}"
+        due = math.exp(-(slot - 1) / gamma)
+        if unbroken and abs(weight - due) > 1e-5:
+            yield f"{case.named(row, block)}: slot {slot} weighs {weight:.4g} instead of {due:.4g}"
         if unbroken and int(case.blocks.labels_BNk[row, block, slot - 1]) != int(ids[at]):
             yield f"{case.named(row, block)}: slot {slot} is to predict another token than the one at {at}"
 

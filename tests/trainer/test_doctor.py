@@ -189,6 +189,7 @@ def the_text_itself(blocks: Blocks, ids_BS: Tensor) -> dict[str, Tensor]:
         (lambda blocks, _: {"positions_BS": blocks.positions_BS + 1}, "do not count from its document's start"),
         (lambda blocks, _: {"labels_BNk": blocks.labels_BNk.roll(1, dims=2)}, "is to predict another token"),
         (lambda blocks, _: {"weights_BNk": torch.ones_like(blocks.weights_BNk)}, "is trained on"),
+        (lambda blocks, _: {"weights_BNk": blocks.weights_BNk.sqrt()}, "instead of"),
         (the_text_itself, "does not hold its anchor's token and then mask tokens"),
     ],
 )
