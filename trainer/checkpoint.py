@@ -29,7 +29,8 @@ OPTIMIZER = "optimizer.safetensors"
 AVERAGES = "ema.safetensors"
 STATE = "trainer.json"
 _NAME = re.compile(r"step-([0-9]+)")
-_ASIDE = re.compile(r"\.step-[0-9]+\.(partial|replaced)")
+_ASIDE = re.compile(r"\.step-[0-9]+\.(partial|replaced|removed)")
+RUN = "run.json"
 
 
 class CheckpointDamaged(Exception):
@@ -50,7 +51,14 @@ class Checkpoint:
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:
     """Write `root/step-N`. Raises `OSError`, and then leaves nothing that looks like a checkpoint."""
-    root.mkdir(parents=True, exist_ok=True)
+    run = checkpoint.state.get("run")
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        _sync(root.parent)
+    if run is not None and run_of_root(root) != run:
+        aside = root / f".{RUN}.partial"
+        _write(aside, _as_json({"run": run}))
+        aside.replace(root / RUN)
     path = root / f"step-{checkpoint.step}"
     aside = root / f".{path.name}.partial"
     _remove(aside)
@@ -65,9 +73,11 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
             files[AVERAGES] = _write(aside / AVERAGES, _as_safetensors(checkpoint.averages))
         _write(aside / MARKER, _as_json({"step": checkpoint.step, "files": files}))
         _sync(aside)
-        # Only a damaged one can be there: after a complete checkpoint of a step, that step is never trained again.
+        # Of this run only a damaged one can be there: after a whole checkpoint no step before it is trained again.
         if path.exists():
-            replaced = root / f".{path.name}.replaced"
+            other = _run_of(path)
+            mine = other in (None, run)
+            replaced = root / (f".{path.name}.replaced" if mine else f"{path.name}.of-{other}")
             _remove(replaced)
             path.rename(replaced)
         aside.rename(path)
@@ -86,52 +96,91 @@ def steps_on_disk(root: Path) -> list[int]:
         return []
 
 
-def latest(root: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
-    """The numerically latest complete checkpoint; each one that is skipped on the way is named through `say`."""
+def run_of_root(root: Path) -> str | None:
+    """Whose checkpoints are there: what the first save wrote down; None where nothing was, or cannot be read."""
+    return _field(root / RUN, "run")
+
+
+def latest(root: Path, *, run: str | None = None, say: Callable[[str], None]) -> Checkpoint | None:
+    """The numerically latest complete checkpoint of `run`, or of any; each one that is skipped on the way is named
+    through `say`."""
     if root.is_dir():
         for left in sorted(root.iterdir()):
-            if _ASIDE.fullmatch(left.name):
+            if (aside := _ASIDE.fullmatch(left.name)) and aside[1] != "removed":
                 say(f"checkpoint {left.name} skipped: it was never completed")
     for step in reversed(steps_on_disk(root)):
         try:
-            return load(root / f"step-{step}")
+            found = load(root / f"step-{step}")
         except CheckpointDamaged as error:
             say(f"checkpoint step-{step} skipped: {error}")
+            continue
+        if run is not None and (other := found.state.get("run", run)) != run:
+            say(f"checkpoint step-{step} skipped: it is of another run ({other}; this one is {run})")
+            continue
+        return found
     return None
 
 
 def load(path: Path) -> Checkpoint:
     """Raises `CheckpointDamaged` unless every file has the size and hash that the marker gives."""
     try:
-        files = json.loads((path / MARKER).read_text(encoding="utf-8"))["files"]
+        files = json.loads((path / MARKER).read_bytes())["files"]
+        averaged = [AVERAGES] if AVERAGES in files else []
+        expected = {name: dict(files[name]) for name in (WEIGHTS, OPTIMIZER, STATE, *averaged)}
     except FileNotFoundError:
         raise CheckpointDamaged(f"incomplete, {MARKER} is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"{MARKER} cannot be read: {error}") from None
-    averaged = AVERAGES in files
-    for name in (WEIGHTS, OPTIMIZER, STATE, *([AVERAGES] if averaged else [])):
+    for name, facts in expected.items():
         try:
-            found, expected = _describe(path / name), files[name]
-        except (OSError, KeyError) as error:
+            found = _describe(path / name)
+        except OSError as error:
             raise CheckpointDamaged(f"{name} is missing or unreadable: {error}") from None
-        if found["bytes"] != expected["bytes"]:
-            raise CheckpointDamaged(f"{name} has {found['bytes']} bytes of {expected['bytes']}")
-        if found != expected:
+        if found["bytes"] != facts.get("bytes"):
+            raise CheckpointDamaged(f"{name} has {found['bytes']} bytes of {facts.get('bytes')}")
+        if found != facts:
             raise CheckpointDamaged(f"{name} has changed since it was written (sha256 differs)")
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state = json.loads((path / STATE).read_bytes())
+    if path.name != f"step-{state['step']}":
+        raise CheckpointDamaged(f"it was written as step-{state['step']}")
     return Checkpoint(
         step=state["step"], weights=load_file(path / WEIGHTS), optimizer=load_file(path / OPTIMIZER),
         averages=load_file(path / AVERAGES) if averaged else {}, state=state,
     )  # fmt: skip
 
 
-def prune(root: Path, *, keep: int) -> None:
-    """Remove what an interrupted or replaced save left, and all but the latest `keep` checkpoints."""
+def prune(root: Path, *, keep: int, step: int, run: str | None = None) -> list[str]:
+    """After a save at `step`: remove what an interrupted or replaced one left, and of this run's checkpoints up to it
+    all but the latest `keep`. Returns what could not be removed, and why."""
+    failed = []
+    here = [number for number in steps_on_disk(root) if number <= step]
+    mine = [number for number in here if _run_of(root / f"step-{number}") in (None, run)]
+    for number in mine[:-keep]:
+        path = root / f"step-{number}"
+        try:
+            # Half removed it would look like a damaged one.
+            path.rename(root / f".{path.name}.removed")
+        except OSError as error:
+            failed.append(f"{path.name} is not removed: {error.strerror}")
     for entry in root.iterdir():
         if _ASIDE.fullmatch(entry.name):
-            _remove(entry)
-    for step in steps_on_disk(root)[:-keep]:
-        _remove(root / f"step-{step}")
+            try:
+                _remove(entry)
+            except OSError as error:
+                failed.append(f"{entry.name} is not removed: {error.strerror}")
+    return failed
+
+
+def _run_of(path: Path) -> str | None:
+    """None for a damaged checkpoint."""
+    return _field(path / STATE, "run")
+
+
+def _field(path: Path, key: str) -> str | None:
+    try:
+        return str(json.loads(path.read_bytes())[key])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _as_json(facts: dict[str, Any]) -> list[bytes]:

@@ -281,6 +281,12 @@ class Config(Model):
     on); one precedes every checkpoint besides."""
     on_worker_death: Literal["stop", "degrade"] = "stop"
     """degrade: when a drafter or a target thread fails, the others go on, and do its share too."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """When a loss or gradient is not finite, the step changes nothing, on no replica. stop: the run then ends, and says
+    in which worker and layer, and of which samples. skip: it goes on with the next step, until that has happened more
+    often than `max_skipped`."""
+    max_skipped: Count = 10
+    """Steps that `on_nonfinite: skip` may skip in all of a run, resumes included."""
     watchdog: WatchdogConfig = WatchdogConfig()
     queue_depth: Count = 2
     """Micro-batches that may wait in front of each drafter, and pieces of work in front of each target thread."""
@@ -320,6 +326,11 @@ class Config(Model):
             raise ProblemAt(("drafter", "anchors"), "must be less than data.sequence_length")
         return self
 
+    @property
+    def max_refused(self) -> int:
+        """Steps that may change nothing before the run ends."""
+        return self.max_skipped if self.on_nonfinite == "skip" else 0
+
     def anchors_at(self, length: int) -> int:
         """Of rows of this length: a bucket may be too short for `drafter.anchors` different ones."""
         return min(self.drafter.anchors, length - 1)
@@ -346,13 +357,6 @@ class Config(Model):
         if not self.data.packing:
             del kept["data"]["packing"]
         return {"seed": self.seed, "batch_size": self.batch_size, **kept}
-
-    def what_a_resume_may_change(self) -> dict[str, Any]:
-        """What may change on a resume, but not without a word."""
-        optimizer = {f"optimizer.{key}": value for key, value in self.optimizer.model_dump().items()}
-        dtypes = {"target.dtype": self.target.dtype, "drafter.dtype": self.drafter.dtype}
-        sync = {"sync": self.sync, "sync_every": self.sync_every}
-        return {"steps": self.steps, **sync, **optimizer, **dtypes, "loss.kernel": self.loss.kernel}
 
 
 def load_config(path: str) -> Config:

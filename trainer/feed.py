@@ -94,15 +94,26 @@ class Feed:
         with target.stream():
             while (work := works.get()) is not None:
                 worker.step, worker.doing = work.step, "runs the target"
-                begin = mark(target.device)
-                features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
-                made = Span(begin=begin, end=mark(target.device))
-                batch = self.owners[work.share].accept(
-                    step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
-                    weight_sum=work.weight_sum, tokens=work.tokens, cursor=work.cursor, made=made, made_by=number,
-                )  # fmt: skip
+                batch = self._made(work, target, number)
                 self.throughputs[number].add([work.tokens], now=time.monotonic())
                 self._shares[work.share].put(batch, work.step)
+
+    def again(self, step: int, cursor: Cursor, share: int, made_by: int) -> MicroBatch:
+        """A micro-batch that was there before, made once more by the model of the same target thread; from any thread.
+        `cursor` is where the data stood before the step."""
+        works, _ = self._lay_out(step, cursor)
+        target = self.targets[made_by].again()
+        with target.stream():
+            return self._made(works[share], target, made_by)
+
+    def _made(self, work: Work, target: Target, number: int) -> MicroBatch:
+        begin = mark(target.device)
+        features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
+        made = Span(begin=begin, end=mark(target.device))
+        return self.owners[work.share].accept(
+            step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
+            weight_sum=work.weight_sum, tokens=work.tokens, cursor=work.cursor, made=made, made_by=number,
+        )  # fmt: skip
 
     def get(self, share: int) -> MicroBatch:
         return self._shares[share].get()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -86,6 +87,8 @@ class RunStep:
     workers: list[WorkerStep] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Workers that have failed, and without which the run goes on."""
+    skipped: int = 0
+    """Steps so far that have changed nothing, because a loss or gradient was not finite."""
 
     def mean(self, stage: str, share: str) -> float:
         """Of all workers of a stage."""
@@ -123,6 +126,11 @@ class Throughput:
         """By worker; their sum is the run's."""
         counted, start, until = self._counted
         return [tokens / max(until - start, 1e-9) for tokens in counted]
+
+
+def _figure(name: str, value: float, form: str) -> str:
+    """Of a step line; of a step that was skipped there is none, which is no nan to take for a broken run."""
+    return f" {name}={value:{form}}" if math.isfinite(value) else ""
 
 
 def complain(line: str) -> None:
@@ -199,7 +207,7 @@ class Reporter:
         lost = {"lost": done.lost} if done.lost else {}
         self._metric(
             done.step, loss=done.loss, tok_s=done.tok_s, lr=done.lr, grad_norm=done.grad_norm, worker=None,
-            bottleneck=done.bottleneck, **lost,
+            bottleneck=done.bottleneck, skipped=done.skipped, **lost,
         )  # fmt: skip
         for worker in done.workers:
             lr = None if worker.loss is None else done.lr
@@ -209,14 +217,16 @@ class Reporter:
             )  # fmt: skip
         lines = [
             f"worker={one.name} tok/s={one.tok_s:.1f}" if one.loss is None
-            else f"{step} worker={one.name} loss={one.loss:.4f} tok/s={one.tok_s:.1f}"
+            else f"{step} worker={one.name}{_figure('loss', one.loss, '.4f')} tok/s={one.tok_s:.1f}"
             for one in done.workers if one.tok_s is not None
         ]  # fmt: skip
         lines.append(
-            f"{step} loss={done.loss:.4f} tok/s={done.tok_s:.1f} lr={done.lr:.2e} grad_norm={done.grad_norm:.2f}"
+            f"{step}{_figure('loss', done.loss, '.4f')} tok/s={done.tok_s:.1f} lr={done.lr:.2e}"
+            f"{_figure('grad_norm', done.grad_norm, '.2f')}"
             f" queue={done.queued}/{done.queue_size}"
             f" wait_target={done.mean('drafter', 'wait_input'):.0%} wait_drafter={done.mean('target', 'wait_room'):.0%}"
-            f" bottleneck={done.bottleneck}" + (f" lost={','.join(done.lost)}" if done.lost else "")
+            f" bottleneck={done.bottleneck}" + (f" skipped={done.skipped}" if done.skipped else "")
+            + (f" lost={','.join(done.lost)}" if done.lost else "")
         )
         self.say("\n".join(lines))
 
@@ -261,6 +271,9 @@ class Reporter:
         self._append("events.jsonl", {**self._stamp(), "event": name, **facts})
 
     def _metric(self, step: int, **facts: Any) -> None:
+        # JSON has no nan.
+        facts = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+                 for key, value in facts.items()}  # fmt: skip
         self._append("metrics.jsonl", {**self._stamp(), "step": step, **facts})
 
     def _stamp(self) -> dict[str, Any]:

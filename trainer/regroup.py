@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sized
 import torch
 
 from trainer.config import Config
+from trainer.nonfinite import NonFinite
 from trainer.pipeline import Crew
 from trainer.replica import Replica
 from trainer.replicas import ReplicasDiffer
-from trainer.steps import NonFinite
 from trainer.watchdog import NoProgress
 
 
@@ -49,7 +49,7 @@ def agree(config: Config, members: Mapping[int, Replica]) -> int:
                 buffer.copy_(agreed)
     for member in members.values():
         member.flat.spread()
-        member.resume_at(source.steps_done)
+        member.resume_at(source.steps_done, refused=source.refused)
         if member.device.type == "cuda":
             torch.cuda.synchronize(member.device)
     return source.steps_done

@@ -22,7 +22,7 @@ from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.graphs import Graphs
-from trainer.kernels import KernelSets, Shape
+from trainer.kernels import Kernels, KernelSets, Shape
 from trainer.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.order import Cursor
@@ -67,8 +67,8 @@ class MicroBatch:
 class Figures:
     """What a step came to on one replica, on its way to the host."""
 
-    values_4: Tensor
-    """float64: loss, own gradient norm, gradient norm of all together, weight."""
+    values_5: Tensor
+    """float64: loss, own gradient norm, gradient norm of all together, weight, and whether the step changed nothing."""
     hash: Tensor | None
     done: Any
     """CUDA event after which they are there."""
@@ -90,20 +90,25 @@ class Figures:
     @property
     def loss(self) -> float:
         """This replica's part of the whole step's, once that has been divided by the whole step's `weight`."""
-        return float(self.values_4[0])
+        return float(self.values_5[0])
 
     @property
     def own_norm(self) -> float:
-        return float(self.values_4[1])
+        return float(self.values_5[1])
 
     @property
     def norm(self) -> float:
-        return float(self.values_4[2])
+        return float(self.values_5[2])
 
     @property
     def weight(self) -> float:
         """This replica's part of the step's: all together 1 where weights are known beforehand."""
-        return float(self.values_4[3])
+        return float(self.values_5[3])
+
+    @property
+    def refused(self) -> bool:
+        """Something was not finite, here or at another replica: weights and optimizer are as before the step."""
+        return bool(self.values_5[4])
 
 
 class Replica:
@@ -124,11 +129,14 @@ class Replica:
         self.ema = Ema(self.flat, config.optimizer.ema) if config.optimizer.ema is not None else None
         self._chunk_rows, self._alpha = config.loss.chunk_rows, config.loss.pace_alpha
         # What a step reads and leaves on the device, each time in the same place.
-        self._loss, self._weight, self._own_norm, self._weight_sum, self._broken = (
+        self._loss, self._weight, self._own_norm, self._weight_sum, self._refused = (
             torch.zeros(5, device=device).unbind()
         )  # fmt: skip
-        """`_broken` is 1 from the first loss or gradient on that is not finite: the weights stay as they were."""
-        self._values_4 = torch.zeros(4, device=device, dtype=torch.float64)
+        self._allowed = config.max_refused
+        """Steps that may change nothing because something is not finite; after one more nothing changes any more."""
+        self._doubt_1 = torch.zeros(1, device=device)
+        """nan if anything of this replica's own is not finite, else 0."""
+        self._values_5 = torch.zeros(5, device=device, dtype=torch.float64)
         self.scale = 1.0
         """Of the gradients: as many as there are replicas, where each steps on its own share's alone."""
         self.steps_done = 0
@@ -175,19 +183,25 @@ class Replica:
         """Bring the other replicas' gradients into the flat ones; on CUDA while the rest of the backward goes on."""
         replicas.average(place, self.flat.exchanged, parts=self.flat.parts, stream=self._exchange)
 
+    def share_doubts(self, replicas: Replicas, place: int) -> None:
+        """Let all replicas refuse the step that one of them has to refuse, where gradients do not tell them."""
+        replicas.average(place, self._doubt_1)
+
     def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
-             average: Callable[[], None] | None = None, after: Callable[[], None] | None = None
-             ) -> Figures:  # fmt: skip
+             average: Callable[[], None] | None = None, share_doubts: Callable[[], None] | None = None,
+             after: Callable[[], None] | None = None) -> Figures:  # fmt: skip
         """One optimizer step on `batches` together. `average` brings the other replicas' gradients into the flat ones;
-        `after` may change the weights that the optimizer has left. A step with a loss or gradient that is not finite
-        changes nothing, and neither does any after it. `hashed`: the figures hold the new weights' hash."""
+        without that, `share_doubts` brings their doubts; `after` may change the weights that the optimizer has left. A
+        step in which anything is not finite changes nothing; after more of them than the configuration allows, no step
+        does. `hashed`: the figures hold the new weights' hash."""
         self._stalls = []
         for number, batch in enumerate(batches):
             self.flat.adds = number > 0
             self.loss_and_gradients(batch)
         self.flat.adds = False
-        if average is not None:
-            average()
+        for exchange in (average, share_doubts):
+            if exchange is not None:
+                exchange()
         self.optimizer.lr.fill_(lr)
         self._run(("finish", average is not None), {}, functools.partial(self._finish, averaged=average is not None))
         self.steps_done += 1
@@ -195,10 +209,10 @@ class Replica:
             after()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
-            return Figures(values_4=self._values_4.clone(), hash=hash_, done=None)
-        host_4 = self._values_4.to("cpu", non_blocking=True)
+            return Figures(values_5=self._values_5.clone(), hash=hash_, done=None)
+        host_5 = self._values_5.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
-        return Figures(values_4=host_4, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
+        return Figures(values_5=host_5, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
 
     def loss_and_gradients(self, batch: MicroBatch) -> None:
         """Fill the flat gradients, or add to them, and so with this share's part of the step's loss.
@@ -256,21 +270,34 @@ class Replica:
         if parts := self._parts.get(key):
             self.flat.parts = list(parts)
 
-    def _forward_backward(self, inputs: Mapping[str, Tensor]) -> None:
+    def again(self, batch: MicroBatch, kernels: Kernels) -> Tensor:
+        """Forward and backward of `batch` once more by `kernels`, kernel by kernel, with the weights as they are now;
+        returns the loss. From any thread while no other uses this replica."""
+        with torch.cuda.device(self.device) if self._stream else contextlib.nullcontext(), self.stream():
+            if batch.ready is not None:
+                torch.cuda.current_stream(self.device).wait_event(batch.ready)
+            self._weight_sum.fill_(batch.weight_sum / self.scale)
+            self._forward_backward(batch.inputs(), kernels=kernels)
+            return self._loss
+
+    def _forward_backward(self, inputs: Mapping[str, Tensor], *, kernels: Kernels | None = None) -> None:
         blocks = Blocks(**{name: tensor for name, tensor in inputs.items() if name != "features_BSF"})
         features_BSF = inputs["features_BSF"].to(self.ends.head_VH.dtype)
-        kernels = self.kernels.of(shape_of(features_BSF, blocks))
+        kernels = kernels or self.kernels.of(shape_of(features_BSF, blocks))
         slots_BTH = self.drafter(features_BSF, blocks, self.ends, kernels)
         loss, weight = block_loss(
             slots_BTH, blocks, self.ends.head_VH, weight_sum=self._weight_sum, chunk_rows=self._chunk_rows,
             head_loss=kernels.head_loss, alpha=self._alpha,
         )  # fmt: skip
         self._note(self.flat.weight, weight)  # before the first gradients are ready for the others
-        loss.backward()
+        # Times 1; and of a loss that is not finite every gradient is nan, by which all replicas get to know of it.
+        loss.backward(loss.detach() * 0 + 1)
         self.flat.collect()
         self._note(self._loss, loss.detach() / self.scale)
         self._note(self._weight, weight / self.scale)
         self._own_norm.copy_(self.flat.norm())
+        doubt = self._own_norm * 0
+        self._doubt_1.copy_(doubt if self._alpha is None else doubt / self.flat.weight)
 
     def _note(self, total: Tensor, own: Tensor) -> None:
         total.copy_(total + own if self.flat.adds else own)
@@ -284,12 +311,15 @@ class Replica:
         weight = self.flat.weight if self._alpha is not None else None
         if weight is not None:
             norm = norm / weight
-        finite = torch.isfinite(self._loss) & torch.isfinite(norm)
-        self._broken.copy_(torch.where(finite, self._broken, 1.0))
-        self.optimizer.step(norm=norm, broken=self._broken, weight=weight)
+        # By what all replicas know alike, to the bit: averaged gradients, or everybody's doubts.
+        sound = torch.isfinite(norm if averaged else self._doubt_1[0])
+        over = self._refused > self._allowed
+        self._refused += ~sound
+        skip = (over | ~sound).float()
+        self.optimizer.step(norm=norm, broken=skip, weight=weight)
         if self.ema is not None:
-            self.ema.update(taken=self.optimizer.taken, broken=self._broken)
-        self._values_4.copy_(torch.stack([self._loss, self._own_norm, norm, self._weight]))
+            self.ema.update(taken=self.optimizer.taken, broken=skip)
+        self._values_5.copy_(torch.stack([self._loss, self._own_norm, norm, self._weight, skip]))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, no copy, by the names that the servers load."""
@@ -308,7 +338,7 @@ class Replica:
         }
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor], *,
-                steps_done: int) -> None:  # fmt: skip
+                steps_done: int, refused: int) -> None:  # fmt: skip
         """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`.
         Without `averages` a moving average goes on from the weights."""
         found = {**weights, **moments}
@@ -317,12 +347,19 @@ class Replica:
         for name, tensor in self.averages().items():
             tensor.copy_((averages or weights)[name].view_as(tensor))
         self.flat.spread()
-        self.resume_at(steps_done)
+        self.resume_at(steps_done, refused=refused)
 
-    def resume_at(self, steps_done: int) -> None:
-        """Go on as after `steps_done` steps, with whatever weights and moments there are."""
+    def resume_at(self, steps_done: int, *, refused: int) -> None:
+        """Go on as after `steps_done` steps, of which `refused` changed nothing, with whatever weights and moments
+        there are."""
         self.steps_done = steps_done
-        self.optimizer.resume_at(steps_done)
+        self._refused.fill_(refused)
+        self.optimizer.resume_at(steps_done - refused)
+
+    @property
+    def refused(self) -> int:
+        """Steps that have changed nothing so far; waits for the device."""
+        return int(self._refused)
 
     def state(self) -> list[Tensor]:
         """The flat buffers that a replica goes on from: weights, moments, the moving average if there is one."""

@@ -1,22 +1,16 @@
-"""What a run needs before its first step: devices that exist, a report on the data, replicas, what to resume from.
+"""What a run needs before its first step: devices that exist, a report on the data, replicas.
 
 Called by `train.train`, on the main thread.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shutil
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from trainer import checkpoint
 from trainer.blocks import generator_for
-from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError, DataConfig, expand_path
 from trainer.data import Rows, check_bad
 from trainer.drafter import DrafterShape, FrozenEnds
@@ -83,62 +77,6 @@ def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape
             initial=generator_for(config.seed, "weights"),
         )  # fmt: skip
     return members
-
-
-def what_must_stay(config: Config, target: Target, rows: Rows, shape: DrafterShape) -> dict[str, Any]:
-    """What has to be, when a checkpoint is gone on from, as it was when it was made; named as an error names it."""
-    return {
-        **config.what_a_resume_must_keep(),
-        "shape": dataclasses.asdict(shape),
-        "layer_ids": target.layer_ids,
-        "rows of data": rows.digest(),
-        **{f"{name} of the target": digest for name, digest in target.files.items()},
-    }
-
-
-def find_resume(
-    config: Config, reporter: Reporter, must_keep: dict[str, Any], *, must_resume: bool
-) -> Checkpoint | None:
-    """The latest complete checkpoint of this run, if there is one. Raises `ConfigError` if it may not be gone on from.
-
-    `must_keep` is `what_must_stay` now. What may differ and does is said.
-    """
-    root = reporter.identity.directory / "checkpoints"
-    on_disk = checkpoint.steps_on_disk(root)
-    if config.resume == "never" and not must_resume:
-        if on_disk:
-            raise ConfigError(
-                f"{root} already holds checkpoints, up to step-{on_disk[-1]}; add --resume to go on from them, or"
-                " choose another output_dir"
-            )
-        return None
-    found = checkpoint.latest(root, say=reporter.say)
-    if found is None:
-        if must_resume:
-            raise ConfigError(f"--resume: no complete checkpoint in {root}")
-        return None
-    # As JSON, since that is what the file holds: a tuple comes back as a list.
-    was, now = found.state["must_keep"], json.loads(json.dumps(must_keep))
-    if changed := [key for key in {**was, **now} if was.get(key) != now.get(key)]:
-        raise ConfigError(
-            f"cannot go on from {root}/step-{found.step}: not the same {', '.join(changed)} as then; restore that, or"
-            " choose another output_dir"
-        )
-    was, now = found.state["may_change"], config.what_a_resume_may_change()
-    if changed := [f"{key} {was.get(key)} -> {value}" for key, value in now.items() if was.get(key, value) != value]:
-        reporter.say(f"resume with changes since step-{found.step}: {', '.join(changed)}")
-    return found
-
-
-def check_room(root: Path, needed_bytes: int) -> None:
-    """Raises `ConfigError` where not even one checkpoint has room: said now, not after the hours that lead to it."""
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if free_bytes < needed_bytes:
-        raise ConfigError(
-            f"a checkpoint needs {needed_bytes / (1 << 20):,.0f} MiB, and {root} has {free_bytes / (1 << 20):,.0f} MiB"
-            " free; make room there, or train where there is some"
-        )
 
 
 def report_data(config: DataConfig, rows: Rows, reporter: Reporter) -> None:

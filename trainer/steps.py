@@ -1,24 +1,15 @@
-"""What a step came to: the replicas' shares of it, whether all of it is finite, and whose fault it is if not.
+"""What a step came to: the replicas' shares of it, and the figures of all together.
 
 Replica 0 makes a `Step` of what all replicas have begun, and asks it once the figures have reached the host.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from trainer.clock import Span
 from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch
-
-
-class NonFinite(ArithmeticError):
-    """A loss or gradient of `worker` is nan or infinite; no replica's weights have been touched by it."""
-
-    def __init__(self, worker: str, message: str) -> None:
-        super().__init__(message)
-        self.worker = worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,25 +72,11 @@ class Step:
         return max(share.figures.norm for share in self.shares)
 
     @property
+    def refused(self) -> bool:
+        """Something in it was not finite: no weights have changed, and all replicas know."""
+        return any(share.figures.refused for share in self.shares)
+
+    @property
     def hashes(self) -> dict[str, int]:
         """Of the replicas' weights after it, by worker, if it was a step that has them."""
         return {share.worker: int(share.figures.hash) for share in self.shares if share.figures.hash is not None}
-
-    def check_finite(self, *, last_checkpoint: str) -> None:
-        """Raises `NonFinite`. A replica of its own before all together: its gradients have reached the others' by now,
-        no weights have."""
-        for share in self.shares:
-            loss, norm = share.figures.loss, share.figures.own_norm
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._refuse(share.worker, f"loss {loss}, gradient norm {norm}", share.rows, last_checkpoint)
-        if not all(math.isfinite(share.figures.norm) for share in self.shares):
-            rows = [row for share in self.shares for row in share.rows]
-            what = f"all drafters together: gradient norm {self.norm}"
-            self._refuse(self.shares[0].worker, what, rows, last_checkpoint)
-
-    def _refuse(self, worker: str, what: str, rows: list[int], last_checkpoint: str) -> None:
-        raise NonFinite(
-            worker,
-            f"{worker}: {what} at step {self.number} (data rows {rows}); no weights have changed since step"
-            f" {self.number - 1}; last good checkpoint: {last_checkpoint}",
-        )

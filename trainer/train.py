@@ -9,7 +9,6 @@ on this very step (a checkpoint, the last step, a signal) it waits for this one'
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import threading
@@ -20,27 +19,21 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, compile_plan, regroup
+from trainer import compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
 from trainer.feed import Feed
 from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
+from trainer.nonfinite import Refusals, first_trouble
 from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
+from trainer.saves import Rhythm, Saves, check_room, what_must_stay
 from trainer.schedule import learning_rate
-from trainer.setup import (
-    check_room,
-    find_resume,
-    make_replicas,
-    on_this_machine,
-    report_data,
-    token_cache,
-    what_must_stay,
-)  # fmt: skip
+from trainer.setup import make_replicas, on_this_machine, report_data, token_cache
 from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
@@ -92,8 +85,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     )  # fmt: skip
     report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
-    check_room(training.root, sum(buffer.nbytes for buffer in training.members[0].state()))
-    if found := find_resume(config, reporter, training.must_keep, must_resume=must_resume):
+    check_room(training.saves.root, sum(buffer.nbytes for buffer in training.members[0].state()))
+    if found := training.saves.find(must_resume=must_resume):
         training.restore(found)
 
     reporter.phase("compile_warmup")
@@ -114,7 +107,6 @@ class Training:
     def __init__(self, config: Config, reporter: Reporter, stop: StopRequest, targets: list[Target], rows: Rows,
                  shape: DrafterShape) -> None:  # fmt: skip
         self.config, self.reporter, self.stop, self.rows = config, reporter, stop, rows
-        self.root = reporter.identity.directory / "checkpoints"
         self.count = len(config.devices.drafter)
         """Shares of a step; one for each drafter, as long as none is lost."""
         self.targets = dict(enumerate(targets))
@@ -124,12 +116,12 @@ class Training:
             for member in self.members.values():
                 member.exchange_early()
         self.warmup = Warmup(config, reporter, rows, self.targets, self.members)
+        self.refusals = Refusals(config, reporter, rows)
         self.lost: list[str] = []
-        self.must_keep = what_must_stay(config, targets[0], rows, shape)
+        self.rhythm = Rhythm(config)
+        self.saves = Saves(config, reporter, what_must_stay(config, targets[0], rows, shape))
         self.steps_done = 0
         self.cursor = Cursor()
-        self.last_checkpoint = "none"
-        self.stop_at: int | None = None
         self._begun: dict[int, Share] = {}
         self._unjudged: list[Step] = []
         """Begun, in order; at most this step and the one before."""
@@ -144,7 +136,7 @@ class Training:
         while True:
             crew, stuck = self._run_crew()
             if crew.failed is None:
-                stopped = self.stop_at is not None and self.stop_at < self.config.steps
+                stopped = self.rhythm.stop_at is not None and self.rhythm.stop_at < self.config.steps
                 return Ending(code=0, stopped=stopped, stuck=stuck)
             if stuck or not self._go_on_without(crew):
                 return Ending(code=1, stuck=stuck)
@@ -189,15 +181,17 @@ class Training:
         gate.wait()
         settle(config, member)
         average = functools.partial(member.average, self.replicas, place)
+        share_doubts = functools.partial(member.share_doubts, self.replicas, place)
         with member.stream():
             for step in range(self.steps_done + 1, config.steps + 1):
                 worker.step = step
                 lr = learning_rate(step, config=config.optimizer, steps=config.steps)
-                met = not alone and config.sync == "params" and self._agrees_after(step)
+                met = not alone and config.sync == "params" and self.rhythm.agrees_after(step)
                 taken: list[MicroBatch] = []
                 figures = member.step(
-                    self._shares(place, step, worker, taken), lr=lr, hashed=self._hashes_after(step),
+                    self._shares(place, step, worker, taken), lr=lr, hashed=self.rhythm.hashes_after(step),
                     average=average if config.sync == "grads" and not alone else None,
+                    share_doubts=share_doubts if config.sync == "params" and not alone else None,
                     after=functools.partial(self._meet_halfway, place, member) if met else None,
                 )  # fmt: skip
                 self._begun[rank] = Share.of(worker.name, taken, figures)
@@ -206,7 +200,7 @@ class Training:
                     worker.doing = "judges the step before"
                     self._between_steps(step, lr)
                 self.replicas.meet()
-                if self.stop_at == step:
+                if self.rhythm.stop_at == step:
                     return
 
     def _shares(self, place: int, step: int, worker: Worker, taken: list[MicroBatch]) -> Iterator[MicroBatch]:
@@ -233,11 +227,11 @@ class Training:
         """The leader, while the other threads wait and the devices work: judge the step before, or this one too if
         something hangs on it; then save and stop if it is time."""
         self._unjudged.append(Step(number=step, lr=lr, shares=[self._begun[rank] for rank in sorted(self.members)]))
-        if self.stop.requested and self.stop_at is None and step < self.config.steps:
+        if self.stop.requested and self.rhythm.stop_at is None and step < self.config.steps:
             self.reporter.phase("stopping")
-            # What is saved is what all agree on: if they do not by now, they will after the next step.
-            self.stop_at = step if self._agrees_after(step) else step + 1
-        saving = self._saves_at(step)
+            if (last := self.rhythm.stop_after(step)) > step:
+                self.reporter.say(f"stops after step={last}, where the drafters agree on their weights")
+        saving = self.rhythm.saves_after(step)
         while self._unjudged and (saving or len(self._unjudged) > 1 or self._unjudged[0].arrived):
             self._judge(self._unjudged.pop(0), log=saving)
         if saving and self._begun[self.leader].figures.hash is None:
@@ -250,23 +244,12 @@ class Training:
         hashes = {f"drafter-{rank}": int(weight_hash(self.members[rank].flat.weights)) for rank in sorted(self.members)}
         check_equal(hashes, step=step)
 
-    def _saves_at(self, step: int) -> bool:
-        return step % self.config.checkpoint_every == 0 or step in (self.config.steps, self.stop_at)
-
-    def _agrees_after(self, step: int) -> bool:
-        """Whether all replicas hold the same weights then."""
-        return step % self.config.sync_every == 0 or self._saves_at(step)
-
-    def _hashes_after(self, step: int) -> bool:
-        """Whether they prove it: where a proof was due since they last agreed."""
-        every = self.config.replica_check_every
-        due = step // every > (step - self.config.sync_every) // every
-        return self._saves_at(step) or (due and self._agrees_after(step))
-
     def _judge(self, step: Step, *, log: bool) -> None:
         """Wait for a step's figures; see that they are finite and the replicas equal; count it and log it."""
         step.wait()
-        step.check_finite(last_checkpoint=self.last_checkpoint)
+        if step.refused:
+            look_again = functools.partial(self._look_again, step.number)
+            self.refusals.add(step, last_checkpoint=self.saves.last, look_again=look_again)
         check_equal(step.hashes, step=step.number)
         self.steps_done, self.cursor = step.number, step.cursor
         now, tokens = time.monotonic(), [0] * self.count
@@ -278,6 +261,19 @@ class Training:
         if log or step.number % self.config.log_every == 0:
             self._log(step, now)
         self.reporter.advanced(step.number)
+
+    def _look_again(self, step: int, share: Share) -> tuple[str, list[int]]:
+        """Where in a share of `step`, the one after those that are done, the first thing is that is not finite."""
+        ranks = sorted(self.members)
+        rank = int(share.worker.rpartition("-")[2])
+        try:
+            for number, (made_by, _) in zip(range(ranks.index(rank), self.count, len(ranks)), share.made, strict=True):
+                batch = self.feed.again(step, self.cursor, number, made_by)
+                if found := first_trouble(self.members[rank], batch, self.targets[made_by].layer_ids):
+                    return found
+        except Exception as error:  # as much memory as that may not be there
+            return f"where could not be found out ({' '.join(str(error).split()) or repr(error)})", share.rows
+        return "done once more everything is finite, which points to the hardware", share.rows
 
     def _log(self, step: Step, now: float) -> None:
         rates, shares = self.throughput.tok_s(), self.stages.shares(now)
@@ -296,29 +292,12 @@ class Training:
             queue_size=self.feed.room,
             workers=[WorkerStep(name=name, **shares[name], **figures[name]) for name in shares],
             lost=self.lost,
+            skipped=self.refusals.count,
         ))  # fmt: skip
 
     def _save(self) -> None:
-        started = time.monotonic()
-        self.reporter.phase("checkpoint")
-        self.reporter.checkpointing(True)
         member = self.members[min(self.members)]
-        path = checkpoint.save(self.root, Checkpoint(
-            step=self.steps_done,
-            weights=member.weights(),
-            optimizer=member.moments(),
-            averages=member.averages(),
-            state={"cursor": dataclasses.asdict(self.cursor), "must_keep": self.must_keep,
-                   "may_change": self.config.what_a_resume_may_change(), "config": self.config.model_dump(),
-                   "torch": torch.__version__},
-        ))  # fmt: skip
-        checkpoint.prune(self.root, keep=self.config.keep_checkpoints)
-        self.last_checkpoint = str(path)
-        seconds = time.monotonic() - started
-        self.reporter.say(f"checkpoint step-{self.steps_done} saved in {seconds:.2f} s: {path}")
-        self.reporter.event("checkpoint", step=self.steps_done, path=str(path), seconds=round(seconds, 3))
-        self.reporter.checkpointing(False)
-        self.reporter.phase("train")
+        self.saves.save(member, step=self.steps_done, cursor=self.cursor, skipped=self.refusals.count)
 
     # --- when something goes wrong ---
 
@@ -354,10 +333,11 @@ class Training:
             self.reporter.exception(getattr(error, "worker", None), error)
             return False
         self.lost.append(name)
+        self.refusals.count = self.members[min(self.members)].refused
         while self.steps_done < agreed_at:
             _, self.cursor = self.rows.take(self.cursor, self.config.batch_size)
             self.steps_done += 1
-        self.stop_at = None
+        self.rhythm.stop_at = None
         self._begun.clear()
         left = [*(f"target-{number}" for number in self.targets), *(f"drafter-{rank}" for rank in self.members)]
         self.reporter.say(f"degraded: without {', '.join(self.lost)}, after {agreed_at} steps; {', '.join(left)} go on")
@@ -378,13 +358,15 @@ class Training:
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
+        self.refusals.count = found.state.get("skipped", 0)
         for member in self.members.values():
-            member.restore(found.weights, found.optimizer, found.averages, steps_done=found.step)
+            member.restore(
+                found.weights, found.optimizer, found.averages, steps_done=found.step, refused=self.refusals.count
+            )
         self.steps_done = found.step
         self.cursor = Cursor(**found.state["cursor"])
-        self.last_checkpoint = str(self.root / f"step-{found.step}")
         self.reporter.say(f"resume from step-{found.step} epoch={self.cursor.epoch} row={self.cursor.position}")
-        self.reporter.event("resume", step=found.step, path=self.last_checkpoint)
+        self.reporter.event("resume", step=found.step, path=self.saves.last)
 
     def get_ready(self) -> None:
         """Whatever depends on how many drafters there are, before they start: also what is recorded as CUDA graphs."""

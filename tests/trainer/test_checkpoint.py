@@ -21,7 +21,7 @@ from trainer.checkpoint import (
     steps_on_disk,
 )
 from trainer.config import ConfigError
-from trainer.setup import check_room
+from trainer.saves import check_room
 
 
 def a_checkpoint(step: int) -> Checkpoint:
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_is_reached_again(tmp_pat
     assert found(tmp_path) == (6, [
         "checkpoint .step-6.replaced skipped: it was never completed",
     ])  # fmt: skip
-    prune(tmp_path, keep=1)
+    prune(tmp_path, keep=1, step=6)
     assert found(tmp_path) == (6, [])
 
 
@@ -127,7 +127,7 @@ def test_a_failing_save_leaves_the_one_before_and_no_half_one(tmp_path: Path, mo
 def test_only_the_latest_few_are_kept(tmp_path: Path) -> None:
     for step in (9, 10, 100, 11):
         save(tmp_path, a_checkpoint(step))
-    prune(tmp_path, keep=2)
+    prune(tmp_path, keep=2, step=100)
     assert steps_on_disk(tmp_path) == [11, 100]
 
 

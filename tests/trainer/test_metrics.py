@@ -72,7 +72,7 @@ def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, t
     stamp = {"source": "trainer", "attempt": 3, "nonce": "n0"}
     assert {**run, "time": 0} == {
         "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "lr": 6e-4, "grad_norm": 1.234, "worker": None,
-        "bottleneck": "target",
+        "bottleneck": "target", "skipped": 0,
     }  # fmt: skip
     assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None and worker["wait_peers"] == 0.25
     assert loader["worker"] == "loader-0" and loader["tok_s"] is None and loader["wait_room"] == 0.8

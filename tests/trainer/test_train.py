@@ -66,7 +66,7 @@ def test_a_resumed_run_is_to_the_bit_the_run_that_never_ended(train: Train, sett
     split = {**settings, "output_dir": str(tmp_path / "split")}
     train({**split, "steps": 7})
     resumed = train({**split, "steps": 10})
-    assert resumed.last_checkpoint == str(tmp_path / "split" / "checkpoints" / "step-10")
+    assert resumed.saves.last == str(tmp_path / "split" / "checkpoints" / "step-10")
     events = records(tmp_path / "split", "events.jsonl")
     assert [event["step"] for event in events if event["event"] == "resume"] == [7]
     assert losses(tmp_path / "split") == losses(tmp_path / "whole")
@@ -122,7 +122,7 @@ def test_a_step_is_of_one_bucket_and_the_same_step_for_any_number_of_drafters(
 def test_a_checkpoint_from_before_there_were_buckets_is_gone_on_from(train: Train, settings: dict[str, Any],
                                                                      ) -> None:  # fmt: skip
     training = train({**settings, "steps": 1})
-    kept = training.must_keep["data"]
+    kept = training.saves.must_keep["data"]
     assert kept == {"kind": "text", "sequence_length": 48}, "what it held then"
     train({**settings, "steps": 2, "data": {**settings["data"], "buckets": [48]}})
     with pytest.raises(ConfigError, match="step-2: not the same data as then"):
@@ -163,27 +163,32 @@ def test_one_replica_on_its_own_is_one_of_one(train: Train, settings: dict[str, 
     assert losses(tmp_path / "grads") == losses(tmp_path / "params")
 
 
-def test_a_stop_between_two_averagings_is_taken_after_the_next_step(train: Train, settings: dict[str, Any]) -> None:
-    settings |= {"sync": "params", "sync_every": 50, "steps": 100}
+def test_a_stop_between_two_averagings_waits_for_the_next_and_moves_nothing(
+    train: Train, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings |= {"sync": "params", "sync_every": 5, "steps": 15}
 
     def stop(training: Any) -> None:
         judge = training._judge
 
         def judged(step: Any, *, log: bool) -> None:
-            training.stop.requested = step.number == 4 or training.stop.requested
+            training.stop.requested = step.number == 6 or training.stop.requested
             judge(step, log=log)
 
         training._judge = judged
 
-    training = train(settings, before=stop)
-    assert training.steps_done == training.stop_at <= 7 and steps_on_disk(training.root) == [training.stop_at]
-    assert torch.equal(weights_of(training, 0), weights_of(training, 1))
+    whole = train({**settings, "output_dir": str(tmp_path / "whole")})
+    stopped = train(settings, before=stop)
+    assert stopped.steps_done == 10 and steps_on_disk(stopped.saves.root) == [10]
+    assert "stops after step=10, where the drafters agree on their weights\n" in capsys.readouterr().out
+    assert torch.equal(weights_of(train(settings)), weights_of(whole))
+    assert losses(tmp_path / "out") == losses(tmp_path / "whole")
 
 
 def test_a_checkpoint_holds_the_weights_under_the_names_servers_load(train: Train, settings: dict[str, Any]) -> None:
     training = train({**settings, "steps": 2, "checkpoint_every": 1, "keep_checkpoints": 1})
-    assert steps_on_disk(training.root) == [2]
-    saved = load_file(training.root / "step-2" / WEIGHTS)
+    assert steps_on_disk(training.saves.root) == [2]
+    saved = load_file(training.saves.root / "step-2" / WEIGHTS)
     assert saved.keys() == training.members[0].drafter.state_dict().keys()
     assert "layers.1.self_attn.q_norm.weight" in saved
     assert not any("embed" in name or "head" in name for name in saved)
@@ -204,7 +209,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(t
                                                                                capsys: pytest.CaptureFixture[str]
                                                                                ) -> None:  # fmt: skip
     training = train({**settings, "steps": 4, "checkpoint_every": 2})
-    file = training.root / "step-4" / WEIGHTS
+    file = training.saves.root / "step-4" / WEIGHTS
     file.write_bytes(file.read_bytes()[:100])
     train(settings)
     out = capsys.readouterr().out
@@ -276,11 +281,12 @@ def test_nan_ends_the_run_before_the_optimizer_and_names_worker_step_and_last_ch
 
     training = train(settings, expect=1, before=poison)
     assert torch.equal(weights_of(training, 0), kept[0])
-    assert training.steps_done == 2 and steps_on_disk(training.root) == [2]
+    assert training.steps_done == 2 and steps_on_disk(training.saves.root) == [2]
     (event,) = [event for event in records(tmp_path / "out", "events.jsonl") if event["event"] == "exception"]
     assert event["worker"] == "drafter-1" and event["type"].endswith("NonFinite")
-    assert event["message"].startswith("drafter-1: loss nan, gradient norm nan at step 3 (data rows [")
-    assert event["message"].endswith(f"last good checkpoint: {training.root / 'step-2'}")
+    said = "drafter-1: loss nan, gradient norm nan at step 3: in the forward: the output of fc, whose weights are not"
+    assert event["message"].startswith(f"{said} finite; samples {subprocess.__file__}:1 from token ")
+    assert event["message"].endswith(f"last good checkpoint: {training.saves.root / 'step-2'}")
     assert capsys.readouterr().err.count("Exception in thread") == 1
 
 
@@ -298,7 +304,7 @@ def test_replicas_that_drift_apart_end_the_run_and_are_never_saved(
     training = train({**settings, "replica_check_every": 1000, **change}, expect=1, before=drift)
     (event,) = [event for event in records(tmp_path / "out", "events.jsonl") if event["event"] == "exception"]
     assert event["type"].endswith("ReplicasDiffer") and f"after step {seen_after} " in event["message"]
-    assert training.steps_done == seen_after - 1 and steps_on_disk(training.root) == []
+    assert training.steps_done == seen_after - 1 and steps_on_disk(training.saves.root) == []
 
 
 @pytest.mark.parametrize(("drafters", "expected"), [(1, 3), (2, 12)])
