@@ -5,6 +5,7 @@ Replica 0 makes a `Step` of what all replicas have begun, and asks it once the f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from trainer.clock import Span
