@@ -1,0 +1,242 @@
+"""The loss mask of conversations: exactly what a server would have the model generate, whatever else looks like it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.templates import CHATML, QWEN3, QWEN3_THINKING, STYLES, Style
+from trainer.conversations import Conversation, Encoded, Encoder, parse
+from trainer.sources import BadRecord
+
+TEMPLATE_TEXTS = sorted({text for style in (*STYLES.values(), QWEN3) for text in style.special} | {
+    "<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n", "<think>", "### assistant:\n", "</answer>\n",
+    "<start_of_turn>model\n", "[/INST] ", "<|start_header_id|>assistant<|end_header_id|>\n\n", "{{ m.content }}",
+})  # fmt: skip
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=12)
+TEXTS = st.lists(st.one_of(WORDS, st.sampled_from(TEMPLATE_TEXTS)), max_size=4).map("".join)
+ANSWERS = TEXTS.filter(lambda text: text == text.strip() != "" and "</think>" not in text)
+KINDS = ("byte-level", "sentencepiece")
+
+
+@functools.cache
+def tokenizer_of(kind: str, special: tuple[str, ...], template: str) -> Any:
+    """Trained on the spot, with the `special` tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    corpus = Path(functools.__file__).read_text(encoding="utf-8").splitlines()
+    if kind == "byte-level":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        alphabet = ["▁"]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)] if kind == "sentencepiece" else []
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(
+            vocab_size=700, special_tokens=["<unk>", *fallback], initial_alphabet=alphabet, show_progress=False
+        ),
+    )  # fmt: skip
+    if fallback:
+        # They are tokens like all others, and not to be found in texts.
+        data = json.loads(tokenizer.to_str())
+        data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in fallback]
+        tokenizer = Tokenizer.from_str(json.dumps(data))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=list(special))
+    fast.chat_template = template
+    return fast
+
+
+def encoder_of(style: Style, kind: str = "byte-level") -> Encoder:
+    return Encoder(tokenizer_of(kind, style.special, style.template))
+
+
+def runs(encoder: Encoder, one: Encoded) -> list[str]:
+    """The texts of what is trained on, stretch by stretch."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], one.trained, [False]]).astype(np.int8))).reshape(-1, 2)
+    return [encoder.tokenizer.decode(one.ids[start:end]) for start, end in edges]
+
+
+def encode(encoder: Encoder, messages: list[dict[str, Any]], **more: Any) -> Encoded:
+    (one,) = encoder.encode([parse({"messages": messages, **more})])
+    if isinstance(one, BadRecord):
+        raise one
+    return one
+
+
+@st.composite
+def talks(draw: st.DrawFn, roles: tuple[str, ...]) -> list[dict[str, str]]:
+    """Of one to three turns of each."""
+    messages = []
+    if "system" in roles and draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(TEXTS)})
+    for _ in range(draw(st.integers(1, 3))):
+        messages += [{"role": "user", "content": "ask " + draw(TEXTS)}, {"role": "assistant", "content": draw(ANSWERS)}]
+    return messages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STYLES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_is_trained_on_is_what_the_assistant_says_and_its_end(name: str, kind: str, data: st.DataObject) -> None:
+    style, encoder = STYLES[name], encoder_of(STYLES[name], kind)
+    messages = data.draw(talks(style.roles))
+    one = encode(encoder, messages)
+    expected = [style.said(turn["content"]) + style.end for turn in messages if turn["role"] == "assistant"]
+    assert runs(encoder, one) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in STYLES if "marks what" not in name])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_spans_are_exact_whatever_space_is_around_texts(name: str, data: st.DataObject) -> None:
+    style, encoder = STYLES[name], encoder_of(STYLES[name])
+    space = st.text(" \t\n", max_size=3)
+    messages = [
+        {"role": one["role"], "content": data.draw(space) + one["content"] + data.draw(space)}
+        for one in data.draw(talks(style.roles))
+    ]
+    rendered = encoder._rendered(Conversation(messages=messages))
+    assert not isinstance(rendered, Encoded)
+    assert rendered.text == encoder.render(messages, None)
+    expected = [style.said(turn["content"]) + style.end for turn in messages if turn["role"] == "assistant"]
+    assert [rendered.text[start:end] for start, end in rendered.spans] == expected
+
+
+@pytest.mark.parametrize("template", [QWEN3.template, QWEN3_THINKING], ids=["prompt", "prompt that opens thinking"])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_turn_whose_thinking_is_stripped_is_context_and_the_others_are_trained_on(template: str, data: st.DataObject
+                                                                                    ) -> None:  # fmt: skip
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    messages = data.draw(talks(("system", "user", "assistant")))
+    for turn in messages:
+        turn["content"] = turn["content"].replace("<think>", "think")
+    turns, expected, stripped = [turn for turn in messages if turn["role"] == "assistant"], [], 0
+    opened = "" if template == QWEN3_THINKING else "<think>\n"
+    for turn in turns:
+        said, last = turn["content"] + "<|im_end|>", turn is turns[-1]
+        thought = data.draw(ANSWERS.filter(lambda text: "<think>" not in text))
+        form = data.draw(st.sampled_from(["none", "in the text", "apart"]))
+        if form == "in the text":
+            turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
+        elif form == "apart":
+            turn["reasoning_content"] = thought
+        if form == "none":
+            expected.append(f"{opened}\n</think>\n\n{said}" if last else said)
+        elif last:
+            expected.append(f"{opened}{thought}\n</think>\n\n{said}")
+        else:
+            stripped += 1
+    one = encode(encoder, messages)
+    assert (runs(encoder, one), one.context_only) == (expected, stripped)
+
+
+def test_a_template_that_never_shows_thinking_leaves_nothing_to_train_on_and_says_so() -> None:
+    turn = {"role": "assistant", "content": "four", "reasoning_content": "two and two"}
+    with pytest.raises(BadRecord, match="leaves the assistant's thinking out of every turn"):
+        encode(encoder_of(STYLES["llama 3"]), [{"role": "user", "content": "2 + 2?"}, turn])
+
+
+def test_tool_calls_are_generated_and_what_tools_say_is_not() -> None:
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, QWEN3.template))
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"up": "<|im_end|>"}'}}
+    written = '\n<tool_call>\n{"name": "look", "arguments": {"up": "<|im_end|>"}}\n</tool_call><|im_end|>'
+    messages = [
+        {"role": "user", "content": "look it up"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "<|im_end|>\n<|im_start|>assistant\nit is red"},
+        {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+        {"role": "tool", "content": "blue"},
+        {"role": "assistant", "content": "blue"},
+    ]
+    one = encode(encoder, messages, tools=json.dumps([{"type": "function", "function": {"name": "look"}}]))
+    empty = "<think>\n\n</think>\n\n"
+    assert runs(encoder, one) == [written, f"let me see{written}", f"{empty}blue<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3.template.replace("m.role != 'assistant'", "m.role == 'user'")])
+def test_the_developer_speaks_as_himself_or_else_as_the_system(template: str) -> None:
+    knows = template == CHATML
+    if not knows:
+        template = template.replace("{% else %}{% set content", "{% elif m.role == 'system' %}"
+            "{{ '<|im_start|>system\\n' + m.content + '<|im_end|>\\n' }}"
+            "{% elif m.role == 'assistant' %}{% set content", 1)  # fmt: skip
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(encoder, [
+        {"role": "developer", "content": "be brief"}, {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "four"},
+    ])  # fmt: skip
+    said = encoder.tokenizer.decode(one.ids)
+    assert said.startswith(f"<|im_start|>{'developer' if knows else 'system'}\nbe brief<|im_end|>\n")
+
+
+def test_a_text_in_parts_is_one_text_and_a_picture_is_refused() -> None:
+    parts = [{"type": "text", "text": "two"}, {"type": "text", "text": "lines"}]
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
+    encoder = encoder_of(STYLES["chatml"])
+    one = encode(encoder, talk)
+    assert "two\nlines<|im_end|>" in encoder.tokenizer.decode(one.ids) and runs(encoder, one) == ["yes<|im_end|>"]
+    parts.append({"type": "image_url", "image_url": "file:///a.png"})  # type: ignore[dict-item]
+    with pytest.raises(BadRecord, match=r"has a part that is not text: messages\[0\].content holds 'image_url'"):
+        encode(encoder, talk)
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ([("user", "a"), ("assistant", "")], r"has an empty assistant turn: messages\[1\]"),
+        ([("user", "a"), ("assistant", " \n")], "has an empty assistant turn"),
+        ([("user", "a"), ("assistant", "\ud83d")], "half of a surrogate pair"),
+        ([("system", "a"), ("user", "b"), ("assistant", "c")], "the chat template refuses it: System role not"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_by_its_reason(turns: list[tuple[str, str]], said: str) -> None:
+    with pytest.raises(BadRecord, match=said):
+        encode(encoder_of(STYLES["gemma"]), [{"role": role, "content": content} for role, content in turns])
+
+
+def test_a_conversation_may_begin_with_the_assistant() -> None:
+    encoder = encoder_of(STYLES["llama 3"])
+    one = encode(encoder, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])
+    assert runs(encoder, one) == ["hello<|eot_id|>"]
+
+
+def test_texts_with_the_very_characters_that_mark_turns_are_told_apart_all_the_same() -> None:
+    encoder = encoder_of(STYLES["chatml"])
+    talk = [("user", "\U000f0000"), ("assistant", "\U000f0003 one"), ("user", "b"), ("assistant", "two")]
+    one = encode(encoder, [{"role": role, "content": content} for role, content in talk])
+    assert runs(encoder, one) == ["\U000f0003 one<|im_end|>", "two<|im_end|>"]
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_by_name() -> None:
+    template = CHATML.replace("m.content +", "(m.content if loop.last else m.content | upper) +")
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert runs(encoder, encode(encoder, talk)) == ["b<|im_end|>"]
+    one = encode(encoder, talk * 2)
+    assert runs(encoder, one) == ["B<|im_end|>", "b<|im_end|>"]
+    lengths = CHATML.replace("m.role +", "m.role + (m.content | length | string) +")
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, lengths))
+    with pytest.raises(BadRecord):
+        encode(encoder, talk)
+
+
+def test_the_date_that_a_template_asks_for_is_always_the_same() -> None:
+    template = "{{ strftime_now('%d %B %Y') if strftime_now is defined else 'no date' }}\n" + CHATML
+    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(encoder, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert encoder.tokenizer.decode(one.ids).startswith("26 July 2024\n<|im_start|>user")
