@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "stop": (RUN,),
     "ls": (),
     "show": (RUN,),
+    "compare": (RUN, RUN),
     "attach": (RUN,),
     "targets": (PLACE, MORE),
     "schema": (FILE,),

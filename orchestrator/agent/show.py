@@ -34,7 +34,7 @@ def run(call: Call) -> None:
     rows, why = gpu.rows() if one.gpus_declared or one.gpu_devices else ([], None)
     call.emit({
         "final": True, "probe": to_json(one), "host": os.uname().nodename, "root": paths.root,
-        "spec": None if spec is None else _described(spec, diff=bool(call.request.get("diff"))),
+        "spec": None if spec is None else described(spec, diff=bool(call.request.get("diff"))),
         "record": {key: record.get(key) for key in ("cwd", "created_at", "workdir", "host", "versions")},
         "supervisor": None if supervisor is None else to_json(supervisor),
         "stop": None if stop is None else to_json(stop), "stopper": None if stopper is None else to_json(stopper),
@@ -44,7 +44,7 @@ def run(call: Call) -> None:
     })  # fmt: skip
 
 
-def _described(spec: RunSpec, *, diff: bool) -> dict[str, Any]:
+def described(spec: RunSpec, *, diff: bool) -> dict[str, Any]:
     """What was asked, with hash and size of the long texts; the diff itself only when it is wanted. Values of the
     environment stay where they are: their names say what was set."""
     config = None if spec.config_text is None else spec.config_text.encode("utf-8", "surrogatepass")

@@ -11,10 +11,24 @@ from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 
 if TYPE_CHECKING:  # every command would import every other's verb
+    from orchestrator.comparison import Sums
     from orchestrator.inventory import Inventory
     from orchestrator.plan import Plan
     from orchestrator.resolve import Run
-    from orchestrator.verbs import launch, log_errors, logs, ls, prune, pull, push, show, status, stop, targets
+    from orchestrator.verbs import (
+        compare,
+        launch,
+        log_errors,
+        logs,
+        ls,
+        prune,
+        pull,
+        push,
+        show,
+        status,
+        stop,
+        targets,
+    )
 
 
 def text(value: dict[str, Any]) -> str:
@@ -150,6 +164,33 @@ def of_show(result: show.Result) -> dict[str, Any]:
         evidence=[to_json(item) for item in result.evidence], missing=result.missing, nonce=probe.nonce,
         argv=probe.argv, probe=to_json(probe), **to_json(shown),
     )  # fmt: skip
+
+
+def of_compare(result: compare.Result) -> dict[str, Any]:
+    answer = result.answer
+
+    def side(one: compare.One) -> dict[str, Any]:
+        return {**to_json(one.side), "target": one.seen.target.name, "observed_at": one.seen.verdict.observed_at,
+                "bundle": one.history.spec.bundle, "git_commit": one.history.spec.git_commit}  # fmt: skip
+
+    return _envelope(
+        result.b.seen.verdict.observed_at, answer=answer.kind, sentence=answer.sentence,
+        failures=[to_json(one) for one in answer.told], a=side(result.a), b=side(result.b),
+        files=[
+            {**to_json(one), "added": one.counts[0], "removed": one.counts[1]} for one in result.files
+        ],
+        files_unknown=result.files_unknown, config_diff=result.config_diff,
+        changes=[to_json(one) for one in result.changes],
+        training=[
+            {"first": one.first, "last": one.last, "loss": [_mean(sums) for sums in one.loss],
+             "tok_s": [_mean(sums) for sums in one.tok_s]}
+            for one in result.stretches
+        ],
+    )  # fmt: skip
+
+
+def _mean(sums: Sums) -> dict[str, Any]:
+    return {"count": sums.count, "mean": sums.mean, "spread": sums.spread}
 
 
 def of_push(result: push.Result) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from orchestrator import remote
 from orchestrator.agent.main import VERBS
 
 ROOT = Path(__file__).parents[2]
-PURE = ["record", "model", "errors", "frames", "manifest", "health", "blame", "ladder", "logscan"]
+PURE = ["record", "model", "errors", "frames", "manifest", "health", "blame", "ladder", "comparison", "logscan"]
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 
 

@@ -1,0 +1,124 @@
+"""Two runs on one screen: the answer, then what became of each failure, what changed, and how both train."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.comparison import Stretch, Sums, Told
+from orchestrator.render.text import colour, count, line, one_line, shorten, table
+from orchestrator.verbs.compare import FileChange, One, Result
+
+LABEL = 14
+DIFF_LINES = 16
+ITEMS = 8
+FATES = {
+    "same": ("same", "bold red"), "printed": ("printed again", "red"), "gone": ("gone", "green"),
+    "not reached": ("not reached", "yellow"), "new": ("new", "bold red"),
+}  # fmt: skip
+KINDS = {"gone": "bold green", "fine": "bold green", "not_yet": "bold yellow", "no_answer": "bold yellow"}
+
+
+def show(console: Console, result: Result) -> None:
+    for name, one in (("A", result.a), ("B", result.b)):
+        _side(console, name, one)
+    console.print()
+    answer = result.answer
+    lead = (f"{answer.headline}. ", KINDS.get(answer.kind, "bold red"))
+    line(console, Text.assemble(lead, one_line(f"{answer.sentence[:1].upper()}{answer.sentence[1:]}.")), first=0)
+    if answer.told:
+        console.print()
+        _failures(console, answer.told)
+    console.print()
+    _changes(console, result)
+    if result.stretches:
+        console.print()
+        _training(console, result)
+
+
+def whole_diff(result: Result) -> str:
+    """The code's and the configuration's changes, as `patch` reads them."""
+    return "".join(one.diff for one in result.files) + result.config_diff
+
+
+def _side(console: Console, name: str, one: One) -> None:
+    side, target = one.side, one.seen.target.name
+    state = (side.state, colour(side.state))
+    line(console, Text.assemble((f"{name} ", "bold"), (side.run_id, "bold"), f" on {target}  ", state,
+                                f"  {one_line(shorten(side.why, 90))}"), first=0, indent=4)  # fmt: skip
+
+
+def _failures(console: Console, told: list[Told]) -> None:
+    line(console, Text("failures", style="bold"), first=0)
+    for one in told:
+        fate, style = FATES[one.fate]
+        failure, of_b = one.failure, one.of == "b"
+        said = Text.assemble((f"{fate:<14}", style), one_line(failure.text), ("  in " + failure.who, "dim"))
+        line(console, said, first=2, indent=2 + LABEL)
+        in_a = "" if of_b else f"A: {failure.place};  "
+        line(console, Text(f"{in_a}B: {one_line(one.seen)}", style="dim"), first=2 + LABEL, indent=2 + LABEL)
+
+
+def _changes(console: Console, result: Result) -> None:
+    line(console, Text("what changed", style="bold"), first=0)
+    if not result.changed:
+        line(console, "nothing that is known: code, configuration, command, versions, host and GPUs are the same")
+        return
+    if result.files_unknown:
+        _row(console, "code", f"cannot be compared: {result.files_unknown}")
+    elif result.files:
+        own = [one for one in result.files if not one.path.startswith("trainer/") or one.why is None]
+        _row(console, "code", count(len(result.files), "file"))
+        for one in own[:ITEMS]:
+            _row(console, "", _file(one))
+        if len(result.files) > ITEMS:
+            _row(console, "", f"and {len(result.files) - ITEMS:,} more (--json lists them)")
+    else:
+        _row(console, "code", "the same, file by file")
+    for change in result.changes[:ITEMS]:
+        _row(console, change.word, f"{one_line(change.a)} -> {one_line(change.b)}")
+    if len(result.changes) > ITEMS:
+        _row(console, "", f"and {len(result.changes) - ITEMS:,} more (--json lists them)")
+    if any(one.history.spec.config_text for one in (result.a, result.b)):
+        _row(console, "configuration", "changed" if result.config_diff else "the same")
+    lines = [text for text in whole_diff(result).splitlines() if not text.startswith(("--- ", "@@"))]
+    for text in lines[:DIFF_LINES]:
+        style = (
+            "bold" if text.startswith("+++ ") else "green" if text[:1] == "+" else "red" if text[:1] == "-" else "dim"
+        )
+        line(console, Text(one_line(text), style=style), first=4, indent=6)
+    if len(lines) > DIFF_LINES:
+        line(console, f"... {len(lines) - DIFF_LINES:,} more lines: add --diff", first=4, style="dim")
+
+
+def _file(one: FileChange) -> str:
+    added, removed = one.counts
+    said = one.why or f"+{added} -{removed}"
+    return f"{one.path}  {'' if one.how == 'changed' else one.how + ', '}{said}"
+
+
+def _row(console: Console, label: str, value: str) -> None:
+    line(console, f"{label:<{LABEL}}{value}" if len(label) < LABEL else f"{label}  {value}", first=2, indent=2 + LABEL)
+
+
+def _training(console: Console, result: Result) -> None:
+    line(console, Text("how they train, over the same steps (mean ± standard deviation)", style="bold"), first=0)
+    rows = [_cells(one) for one in result.stretches]
+    if not table(console, ("  steps", ">loss A", ">loss B", ">tok/s A", ">tok/s B", ""), rows):
+        for row in rows:
+            line(console, "  ".join(row))
+    parts = [name for name, one in (("A", result.a), ("B", result.b)) if not one.history.curve_is_whole]
+    if parts:
+        line(console, f"of {' and '.join(parts)} a part of the steps was read: metrics.jsonl is long", style="dim")
+
+
+def _cells(one: Stretch) -> list[str]:
+    steps = f"  {one.first:,}-{one.last:,}"
+    return [steps, *(_figure(sums, 4) for sums in one.loss), *(_figure(sums, 0) for sums in one.tok_s), ""]
+
+
+def _figure(sums: Sums, digits: int) -> str:
+    if sums.mean is None:
+        return "-"
+    spread = "" if sums.spread is None else f" ± {sums.spread:,.{digits}f}"
+    return f"{sums.mean:,.{digits}f}{spread}"

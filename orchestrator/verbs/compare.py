@@ -1,0 +1,283 @@
+"""`compare`: two runs, what changed between them, what became of the first one's failure, and how both train."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from orchestrator import comparison, health
+from orchestrator.comparison import Answer, Curve, Failure, Side, Stretch
+from orchestrator.crew import Crew
+from orchestrator.fleet import Fleet
+from orchestrator.manifest import Entry
+from orchestrator.model import BAD, ExitRecord
+from orchestrator.remote import understood
+from orchestrator.resolve import LAST
+from orchestrator.verbs import log_errors
+from orchestrator.verbs.show import Asked
+
+TEXTS_LIMIT = 200
+"""Files whose text is compared; of more, only the names."""
+CODE = "project/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What the agent tells of a run beside its exceptions."""
+
+    spec: Asked
+    host: str
+    env: dict[str, str]
+    """Of each variable that was set, a hash of its value."""
+    versions: dict[str, str]
+    packages: dict[str, str] | None
+    """What is installed in the environment that specctl made for it; None where it made none."""
+    files: list[Entry] | None
+    """None: its bundle was removed."""
+    curve: Curve
+    curve_is_whole: bool
+    """False: metrics.jsonl is so long that it was read in parts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class One:
+    """One of the two."""
+
+    seen: log_errors.Result
+    history: History
+    side: Side
+
+    @property
+    def run_id(self) -> str:
+        return self.side.run_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileChange:
+    """A file of the bundle. `diff` is a unified diff, empty where there is none to show, for the reason `why`."""
+
+    path: str
+    how: Literal["added", "removed", "changed"]
+    diff: str = ""
+    why: str | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(lines added, lines removed)."""
+        lines = self.diff.splitlines()[2:]
+        return sum(line.startswith("+") for line in lines), sum(line.startswith("-") for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One thing that was done differently, but for files: `word` says which, `a` and `b` how."""
+
+    word: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    a: One
+    b: One
+    files: list[FileChange]
+    files_unknown: str | None
+    """Why the files of the two cannot be compared."""
+    config_diff: str
+    changes: list[Change]
+    answer: Answer
+    stretches: list[Stretch]
+    notes: list[str]
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.files or self.config_diff or self.changes or self.files_unknown)
+
+
+def run(fleet: Fleet, a: str, b: str | None) -> Result:
+    """Raises as `resolve` does, and `IdentityError` for a run whose record or log cannot be shown to be its own."""
+    crew = Crew(2)
+    asked = [crew.do(partial(_one, fleet, query)) for query in (a, b or LAST)]
+    one, other = (each.result() for each in asked)
+    notes = [note for each in (one, other) for note in each.seen.notes]
+    if one.run_id == other.run_id:
+        notes.append("these are one and the same run")
+    elif other.seen.probe.created_at < one.seen.probe.created_at:
+        notes.append(f"B is older than A: specctl compare {other.run_id} {one.run_id} asks it the other way round")
+    files, unknown = _files(fleet, one, other)
+    config = _config_diff(one, other)
+    changes = _changes(one.history, other.history) + _argv(one, other)
+    changed = bool(files or unknown or config or changes)
+    return Result(
+        a=one, b=other, files=files, files_unknown=unknown, config_diff=config, changes=changes,
+        answer=comparison.answer(one.side, other.side, changed=changed),
+        stretches=comparison.stretches(one.history.curve, other.history.curve), notes=notes,
+    )  # fmt: skip
+
+
+def _one(fleet: Fleet, query: str) -> One:
+    seen = log_errors.run(fleet, query)
+    frame = fleet.agent(seen.target).call("history", run_id=seen.probe.run_id)
+    history = understood(History, frame, seen.target)
+    return One(seen=seen, history=history, side=side_of(seen))
+
+
+def side_of(seen: log_errors.Result) -> Side:
+    verdict, probe = seen.verdict, seen.probe
+    workers = {worker.name: worker.step for worker in verdict.workers}
+    failures, printed = [], []
+    for one in seen.found:
+        if one.ended is None:
+            printed.append(one.group.fingerprint)
+            continue
+        down = [name for name in one.group.down if name in verdict.workers_gone]
+        steps = [step for name in down if (step := workers.get(name)) is not None]
+        stepped = steps or [step for step in [verdict.step] if step is not None and not _before_steps(seen, down)]
+        first = one.group.message.partition("\n")[0]
+        failures.append(Failure(
+            fingerprint=one.group.fingerprint, text=f"{one.group.type}: {first}" if first else one.group.type,
+            workers=down, step=min(stepped, default=None), traceback=one.group.traceback,
+        ))  # fmt: skip
+    if (error := verdict.error) is not None:
+        failures.sort(key=lambda failure: failure.fingerprint != error.fingerprint)
+    elif not failures and verdict.state in BAD and verdict.state != "DEGRADED":
+        failures.append(_ending(probe.exit, verdict.state, verdict.why, verdict.step))
+    return Side(
+        run_id=probe.run_id, state=verdict.state, why=verdict.why, live=verdict.live, step=verdict.step,
+        phase=probe.summary.phase, workers=workers, failures=failures, printed=printed,
+    )  # fmt: skip
+
+
+def _before_steps(seen: log_errors.Result, down: list[str]) -> bool:
+    """Whether these workers, who take steps as others do, had made none."""
+    stepping = [
+        worker for worker in seen.verdict.workers if worker.name in down and not worker.name.startswith("target")
+    ]
+    return bool(stepping) and all(worker.step is None for worker in stepping)
+
+
+def _ending(end: ExitRecord | None, state: str, why: str, step: int | None) -> Failure:
+    """An end, or a standstill, that no exception explains."""
+    text = why
+    if end is not None and end.signal is not None:
+        text = health.SIGNALS.get(end.signal, f"signal {end.signal}") + (" for memory" if end.oom_kills else "")
+    elif end is not None and end.code is not None:
+        text = f"exit code {end.code}"
+    same = text if state in ("FAILED", "KILLED") else state
+    return Failure(fingerprint=f"{state}: {same}", text=text if same == text else f"{state}, {text}", step=step)
+
+
+# --- what changed ---------------------------------------------------------------------------------------------------
+
+
+def _files(fleet: Fleet, a: One, b: One) -> tuple[list[FileChange], str | None]:
+    if a.history.spec.bundle == b.history.spec.bundle:
+        return [], None
+    gone = [f"the bundle of {one.run_id} was removed" for one in (a, b) if one.history.files is None]
+    if a.history.files is None or b.history.files is None:
+        return [], "; ".join(gone)
+    of_a, of_b = ({entry.path: entry for entry in files} for files in (a.history.files, b.history.files))
+    paths = sorted(path for path in {**of_a, **of_b} if of_a.get(path) != of_b.get(path))
+    # What a person has changed comes first, and specctl's own trainer, where another version was used, after it.
+    paths.sort(key=lambda path: not path.startswith(CODE))
+    wanted = paths[:TEXTS_LIMIT]
+    texts_a = _texts(fleet, a, [path for path in wanted if path in of_a])
+    texts_b = _texts(fleet, b, [path for path in wanted if path in of_b])
+    return [_change(path, of_a, of_b, texts_a, texts_b) for path in paths], None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    text: str | None
+    why: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Texts:
+    texts: dict[str, Text]
+
+
+def _texts(fleet: Fleet, one: One, paths: list[str]) -> dict[str, Text]:
+    if not paths:
+        return {}
+    frame = fleet.agent(one.seen.target).call("texts", run_id=one.run_id, paths=paths)
+    return understood(_Texts, frame, one.seen.target).texts
+
+
+def _change(path: str, of_a: dict[str, Entry], of_b: dict[str, Entry], texts_a: dict[str, Text],
+            texts_b: dict[str, Text]) -> FileChange:  # fmt: skip
+    nothing = Text(text="", why=None)
+    old = texts_a.get(path) if path in of_a else nothing
+    new = texts_b.get(path) if path in of_b else nothing
+    how: Literal["added", "removed", "changed"] = "changed"
+    if path not in of_a or path not in of_b:
+        how = "added" if path in of_b else "removed"
+    shown = path.removeprefix(CODE)
+    why = "too many files have changed" if old is None or new is None else old.why or new.why
+    if why is not None or old is None or new is None:
+        return FileChange(path=shown, how=how, why=why)
+    diff = unified(old.text or "", new.text or "", f"a/{shown}", f"b/{shown}")
+    kinds = [of[path].kind for of in (of_a, of_b) if path in of]
+    only_mode = f"a {kinds[0]} has become a {kinds[1]}" if not diff and len(kinds) == 2 else None
+    return FileChange(path=shown, how=how, diff=diff, why=only_mode)
+
+
+def unified(old: str, new: str, old_name: str, new_name: str) -> str:
+    """A unified diff that `patch` takes; empty when both are the same."""
+    lines = []
+    for line in difflib.unified_diff(old.splitlines(True), new.splitlines(True), old_name, new_name):
+        lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    return "".join(lines)
+
+
+def _config_diff(a: One, b: One) -> str:
+    specs = a.history.spec, b.history.spec
+    old, new = (spec.config_text or "" for spec in specs)
+    names = (spec.config_path or "no configuration" for spec in specs)
+    return unified(old, new, *names)
+
+
+def _changes(a: History, b: History) -> list[Change]:
+    changes = []
+
+    def compare(word: str, one: Any, other: Any) -> None:
+        if one != other:
+            changes.append(Change(word=word, a=_said(one), b=_said(other)))
+
+    compare("host", a.host, b.host)
+    compare("GPUs", a.spec.gpus, b.spec.gpus)
+    for name in sorted({*a.versions, *b.versions}):
+        compare(f"version of {name}", a.versions.get(name), b.versions.get(name))
+    if a.packages is not None and b.packages is not None:
+        for name in sorted({*a.packages, *b.packages}):
+            compare(f"package {name}", a.packages.get(name), b.packages.get(name))
+    elif a.spec.env_hash != b.spec.env_hash:
+        compare("environment", a.spec.env_hash, b.spec.env_hash)
+    for name in sorted({*a.env, *b.env}):
+        if a.env.get(name) != b.env.get(name):
+            theirs = "another value" if name in a.env and name in b.env else "set" if name in b.env else "not set"
+            changes.append(Change(word=f"variable {name}", a="set" if name in a.env else "not set", b=theirs))
+    compare("secrets", a.spec.secrets, b.spec.secrets)
+    compare("patterns", a.spec.patterns, b.spec.patterns)
+    return changes
+
+
+def _argv(a: One, b: One) -> list[Change]:
+    # The configuration's place is the run's own directory, which is another for every run.
+    words = [
+        ["{config}" if word.endswith(f"/{one.run_id}/config.yaml") else word for word in one.seen.probe.argv]
+        for one in (a, b)
+    ]
+    return [] if words[0] == words[1] else [Change(word="command", a=shlex.join(words[0]), b=shlex.join(words[1]))]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,135 @@
+"""`specctl compare`: the story that this project began with, told truly on one screen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.driver import Specctl, poll_until
+
+TRAIN = """
+import sys, threading, time
+import model
+
+def drafter(name):
+    for step in range(1, 9):
+        print(f"step={step} worker={name} loss={4 / step:.3f} tok/s={100 + step}", flush=True)
+        if step == 4 and name == "drafter-0":
+            model.forward()
+        time.sleep(0.02)
+
+threads = [threading.Thread(target=drafter, args=(name,), name=name) for name in ("drafter-0", "drafter-1")]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(model.CODE)
+"""
+FX = "Detected that you are using FX to symbolically trace a dynamo-optimized function"
+BROKEN = f"CODE = 1\n\ndef forward():\n    raise RuntimeError({FX!r})\n"
+MOVED = f"CODE = 1\nLOCK = None\n\n\ndef forward():\n    raise RuntimeError({FX!r})\n"
+UNBORN = "import a_module_that_is_nowhere\n"
+FIXED = "CODE = 0\n\ndef forward():\n    print('fixed', flush=True)\n"
+ELSEWHERE = FIXED.replace("0", "7")
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[tuple[Specctl, dict[str, str]]]:
+    """Run 6 fails; 6b was to mend it; 7 never gets that far; 8 fails elsewhere; 9 is right; `again` is run 6 again."""
+    specctl, ids = Specctl(), {}
+    (specctl.project / "train.py").write_text(TRAIN)
+    for name, text in {"run6": BROKEN, "run6b": MOVED, "run7": UNBORN, "run8": ELSEWHERE, "run9": FIXED,
+                       "again": BROKEN}.items():  # fmt: skip
+        (specctl.project / "model.py").write_text(text)
+        (specctl.project / "run.yaml").write_text(f"patterns: {{step: 'nothing of {name[:4]} (.)'}}\n")
+        words = ["--config", "run.yaml"] if name in ("run6", "run9", "again") else []
+        done = specctl.launch("--name", name, "--until", "process", *words, "--", sys.executable, "train.py")
+        ids[name] = done.json["run_id"]
+        poll_until(lambda: specctl.status(ids[name])["state"] in ("FAILED", "SUCCEEDED"))  # noqa: B023
+    yield specctl, ids
+    specctl.close()
+
+
+def test_the_same_exception_from_other_lines_is_the_same_failure(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], ids["run6b"])
+    assert done.code == 1 and f"SAME FAILURE. B failed as A did: RuntimeError: {FX}" in done.out
+    assert "drafter-0 after step 4" in done.out and "model.py  +2 -0" in done.out and "+LOCK = None" in done.out
+    assert ids["run6"] in done.out and ids["run6b"] in done.out
+
+
+def test_a_run_that_never_got_there_says_nothing_about_the_fix(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], ids["run7"], "--json")
+    assert done.code == 3 and done.json["answer"] == "no_answer" and done.json["training"] == []
+    assert "before drafter-0 was past step 4: it says nothing about" in done.json["sentence"]
+    fates = {one["failure"]["text"].partition(":")[0]: one["fate"] for one in done.json["failures"]}
+    assert fates == {"RuntimeError": "not reached", "ModuleNotFoundError": "new"}
+
+
+def test_a_run_that_got_past_it_and_failed_elsewhere_is_neither_the_same_nor_well(
+    runs: tuple[Specctl, dict[str, str]],
+) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], ids["run8"])
+    assert done.code == 1 and "ANOTHER FAILURE. B got past where A failed (drafter-0 is at step 8)" in done.out
+    assert "exit code 7" in done.out
+
+
+def test_a_fix_that_worked_is_said_with_what_it_was_and_how_both_train(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], ids["run9"], "--json")
+    assert done.code == 0 and done.json["answer"] == "gone"
+    assert [(one["path"], one["how"]) for one in done.json["files"]] == [
+        ("model.py", "changed"), ("run.yaml", "changed"),
+    ]  # fmt: skip
+    assert "+patterns: {step: 'nothing of run9 (.)'}" in done.json["config_diff"]
+    assert [change["word"] for change in done.json["changes"]] == ["patterns"]
+    # Of a program that prints many steps in a moment not every one is kept.
+    assert done.json["training"] and all(figure["mean"] >= 0.5 for figure in done.json["training"][0]["loss"])
+    text = specctl("compare", ids["run6"], ids["run9"]).out
+    assert "GONE. " in text and "how they train" in text
+
+
+def test_what_changed_is_a_patch_that_makes_one_into_the_other(
+    runs: tuple[Specctl, dict[str, str]], tmp_path: Path
+) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], ids["run8"], "--diff")
+    assert done.code == 0
+    (tmp_path / "model.py").write_text(BROKEN)
+    code = done.out[: done.out.index("--- run.yaml")] if "--- run.yaml" in done.out else done.out
+    subprocess.run(["git", "apply", "--include=model.py", "-"], input=code, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "model.py").read_text() == ELSEWHERE
+
+
+def test_a_repetition_without_any_change_is_called_that(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], "@last")
+    assert done.code == 1 and "code          1 file" in done.out and "run.yaml" in done.out
+    same = specctl("compare", ids["run6"], ids["run6"])
+    assert same.code == 1 and "no fix was in it" in same.out and "one and the same run" in same.err
+    assert specctl("compare", ids["run6"], ids["run6"], "--diff").code == 1
+
+
+def test_a_bundle_that_was_removed_leaves_the_code_unknown_and_the_rest_told(
+    runs: tuple[Specctl, dict[str, str]],
+) -> None:
+    import shutil
+
+    specctl, ids = runs
+    bundle = json.loads((specctl.run_dir(ids["run8"]) / "run.json").read_text())["spec"]["bundle"]
+    shutil.rmtree(specctl.workdir / "bundles" / bundle)
+    done = specctl("compare", ids["run6"], ids["run8"])
+    assert done.code == 1 and f"cannot be compared: the bundle of {ids['run8']} was removed" in done.out
+
+
+def test_a_run_that_is_not_there_is_said_by_its_name(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("compare", ids["run6"], "nothing-like-it")
+    assert done.code == 4 and "no run 'nothing-like-it'" in done.err and done.out == ""

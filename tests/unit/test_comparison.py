@@ -1,0 +1,117 @@
+"""Did the fix work? Every way in which a second run can answer that, or not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.comparison import Curve, Failure, Row, Side, Sums, answer, stretches
+
+FX = Failure(fingerprint="fx", text="RuntimeError: FX", workers=["drafter-0"], step=None)
+LATE = Failure(fingerprint="oom", text="OutOfMemoryError: 2 GiB", workers=["drafter-1"], step=40)
+CODE = Failure(fingerprint="FAILED: exit code 3", text="exit code 3", step=7)
+
+
+def side(state: str = "FAILED", *failures: Failure, **fields: Any) -> Side:
+    live = state in ("RUNNING", "STARTING", "DEGRADED", "STALLED")
+    given = {"why": "why", "live": live, "step": None, "phase": None, "workers": {}, "printed": [], **fields}
+    return Side(run_id=state.lower(), state=state, failures=list(failures), **given)
+
+
+def both(step: int | None, other: int | None) -> dict[str, Any]:
+    steps = [one for one in (step, other) if one is not None]
+    return {"workers": {"target-0": None, "drafter-0": step, "drafter-1": other}, "step": max(steps, default=None)}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind", "code", "words"),
+    [
+        (side("FAILED", FX), side("FAILED", FX), "same", 1, "failed as A did: RuntimeError: FX"),
+        (side("DEGRADED", FX), side("DEGRADED", FX, **both(None, 50)), "same", 1, "drafter-0 before the first step"),
+        # The story that this program began with: the second run never got that far.
+        (side("FAILED", FX), side("NEVER_STARTED", why="no tmux"), "no_answer", 3, "never started (no tmux): it says"),
+        (side("FAILED", FX), side("FAILED", CODE), "no_answer", 3, "(exit code 3) before drafter-0 had made its first"),
+        (side("FAILED", FX), side("STOPPED", **both(None, None)), "no_answer", 3, "says nothing about what A failed"),
+        (side("FAILED", FX), side("STARTING", phase="compile_warmup"), "not_yet", 3, "no step, phase compile_warmup"),
+        # Others stepping says nothing of the worker that failed.
+        (side("FAILED", FX), side("RUNNING", **both(None, 9)), "not_yet", 3, "drafter-0 has made no step"),
+        (side("FAILED", FX), side("RUNNING", **both(1, 9)), "gone", 0, "drafter-0 is at step 1"),
+        (side("FAILED", LATE), side("RUNNING", **both(900, 40)), "not_yet", 3, "drafter-1 is at step 40"),
+        (side("FAILED", LATE), side("SUCCEEDED", **both(41, 41)), "gone", 0, "drafter-1 is at step 41"),
+        (side("FAILED", LATE), side("FAILED", FX, **both(None, 3)), "no_answer", 3, "before drafter-1 was past"),
+        (side("FAILED", LATE), side("FAILED", CODE, **both(60, 60)), "different", 1, "failed elsewhere: exit code 3"),
+        # A drafter that the second run does not have: the run as a whole.
+        (side("FAILED", LATE), side("RUNNING", step=41, workers={"drafter-0": 41}), "gone", 0, "B is at step 41"),
+        (side("FAILED", LATE), side("RUNNING", step=40, workers={"drafter-0": 40}), "not_yet", 3, "B is at step 40"),
+        (side("FAILED", CODE), side("FAILED", CODE, step=90), "same", 1, "exit code 3"),
+        (side("FAILED", FX), side("RUNNING", printed=["fx"], **both(9, 9)), "printed", 1, "has not ended with it"),
+        (side("RUNNING"), side("FAILED", FX), "new", 1, "A did not fail, B did: RuntimeError: FX (drafter-0, before"),
+        (side("SUCCEEDED"), side("RUNNING"), "fine", 0, "neither failed"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_only_what_was_seen_of_both(a: Side, b: Side, kind: str, code: int, words: str) -> None:
+    found = answer(a, b, changed=True)
+    assert (found.kind, found.exit_code) == (kind, code) and words in found.sentence
+    assert "nothing is known to have changed" not in found.sentence
+
+
+def test_a_failure_of_a_thread_that_takes_no_steps_is_past_when_the_run_is() -> None:
+    failure = Failure(fingerprint="x", text="x", workers=["target-0"], step=12)
+    assert answer(side("FAILED", failure), side("RUNNING", **both(12, 12)), changed=True).kind == "not_yet"
+    assert answer(side("FAILED", failure), side("RUNNING", **both(13, 13)), changed=True).kind == "gone"
+
+
+@pytest.mark.parametrize(
+    ("b", "words"),
+    [(side("FAILED", FX), "no fix was in it"), (side("RUNNING", **both(5, 5)), "this may be chance")],
+)
+def test_where_nothing_was_changed_no_fix_is_credited(b: Side, words: str) -> None:
+    assert words in answer(side("FAILED", FX), b, changed=False).sentence
+
+
+def test_every_failure_of_both_is_accounted_for() -> None:
+    found = answer(side("FAILED", LATE, FX), side("FAILED", CODE, FX, **both(None, 60)), changed=True)
+    assert [(one.failure.fingerprint, one.fate, one.of) for one in found.told] == [
+        ("oom", "gone", "a"), ("fx", "same", "a"), ("FAILED: exit code 3", "new", "b"),
+    ]  # fmt: skip
+    assert found.kind == "different"
+
+
+# --- curves ---------------------------------------------------------------------------------------------------------
+
+
+def sums(*values: float) -> Sums:
+    return Sums(count=len(values), total=sum(values), squares=sum(value * value for value in values))
+
+
+def curve(width: int, last: int, loss: float) -> Curve:
+    """Of steps 1 to `last`."""
+    counts = [sum(1 <= step <= last for step in range(low, low + width)) for low in range(0, last + 1, width)]
+    rows = [Row(number=number, steps=count, loss=sums(*[loss] * count), tok_s=sums(*[10.0] * count))
+            for number, count in enumerate(counts) if count]  # fmt: skip
+    return Curve(width=width, last=last, rows=rows)
+
+
+def test_mean_and_spread_are_those_of_the_figures() -> None:
+    figures = sums(1.0, 2.0, 4.0)
+    assert figures.mean == pytest.approx(7 / 3) and figures.spread == pytest.approx(math.sqrt(7 / 3))
+    assert sums(5.0).spread is None and sums().mean is None
+
+
+@pytest.mark.parametrize(("one", "other"), [((1, 100), (1, 60)), ((1, 60), (8, 1000)), ((8, 1000), (2, 333))])
+def test_stretches_are_of_steps_that_both_have_taken(one: tuple[int, int], other: tuple[int, int]) -> None:
+    found = stretches(curve(*one, loss=3.0), curve(*other, loss=2.0))
+    assert 1 <= len(found) <= 5 and found[-1].last <= min(one[1], other[1])
+    for before, after in itertools.pairwise(found):
+        assert after.first == before.last + 1
+    for stretch in found:
+        assert stretch.loss[0].count == stretch.loss[1].count and stretch.loss[0].mean == 3.0
+        assert stretch.loss[1].mean == 2.0
+
+
+def test_a_run_without_steps_is_compared_over_none() -> None:
+    assert stretches(curve(1, 10, 1.0), Curve(width=1, last=None, rows=[])) == []
+    assert stretches(curve(1, 10, 1.0), Curve(width=1, last=20, rows=curve(1, 20, 1.0).rows[14:])) == []
