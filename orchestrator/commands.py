@@ -13,6 +13,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ls": (),
     "show": (RUN,),
     "compare": (RUN, RUN),
+    "errors": (EITHER, MORE),
+    "diff": (RUN,),
     "attach": (RUN,),
     "targets": (PLACE, MORE),
     "schema": (FILE,),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.codediff import FileChange
 from orchestrator.comparison import Stretch, Sums, Told
 from orchestrator.render.text import colour, count, line, one_line, shorten, table
-from orchestrator.verbs.compare import FileChange, One, Result
+from orchestrator.verbs.compare import One, Result
 
 LABEL = 14
 DIFF_LINES = 16
@@ -67,10 +68,9 @@ def _changes(console: Console, result: Result) -> None:
     if result.files_unknown:
         _row(console, "code", f"cannot be compared: {result.files_unknown}")
     elif result.files:
-        own = [one for one in result.files if not one.path.startswith("trainer/") or one.why is None]
         _row(console, "code", count(len(result.files), "file"))
-        for one in own[:ITEMS]:
-            _row(console, "", _file(one))
+        for one in result.files[:ITEMS]:
+            _row(console, "", file_line(one))
         if len(result.files) > ITEMS:
             _row(console, "", f"and {len(result.files) - ITEMS:,} more (--json lists them)")
     else:
@@ -91,7 +91,14 @@ def _changes(console: Console, result: Result) -> None:
         line(console, f"... {len(lines) - DIFF_LINES:,} more lines: add --diff", first=4, style="dim")
 
 
-def _file(one: FileChange) -> str:
+def diff_style(text: str) -> str:
+    """How a line of a unified diff is shown."""
+    if text.startswith(("--- ", "+++ ")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "dim")
+
+
+def file_line(one: FileChange) -> str:
     added, removed = one.counts
     said = one.why or f"+{added} -{removed}"
     return f"{one.path}  {'' if one.how == 'changed' else one.how + ', '}{said}"

@@ -11,12 +11,15 @@ from orchestrator.errors import SpecctlError
 from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 
 if TYPE_CHECKING:  # every command would import every other's verb
+    from orchestrator.codediff import FileChange
     from orchestrator.comparison import Sums
     from orchestrator.inventory import Inventory
     from orchestrator.plan import Plan
     from orchestrator.resolve import Run
     from orchestrator.verbs import (
         compare,
+        diff,
+        errors,
         launch,
         log_errors,
         logs,
@@ -176,9 +179,7 @@ def of_compare(result: compare.Result) -> dict[str, Any]:
     return _envelope(
         result.b.seen.verdict.observed_at, answer=answer.kind, sentence=answer.sentence,
         failures=[to_json(one) for one in answer.told], a=side(result.a), b=side(result.b),
-        files=[
-            {**to_json(one), "added": one.counts[0], "removed": one.counts[1]} for one in result.files
-        ],
+        files=[_of_file(one) for one in result.files],
         files_unknown=result.files_unknown, config_diff=result.config_diff,
         changes=[to_json(one) for one in result.changes],
         training=[
@@ -187,6 +188,40 @@ def of_compare(result: compare.Result) -> dict[str, Any]:
             for one in result.stretches
         ],
     )  # fmt: skip
+
+
+def of_diff(result: diff.Result) -> dict[str, Any]:
+    return _envelope(
+        result.run.verdict.observed_at, run_id=result.run.run_id, target=result.run.target.name,
+        bundle=result.history.spec.bundle, git_commit=result.history.spec.git_commit, source=str(result.source),
+        same=not result.files, files=[_of_file(one) for one in result.files],
+    )  # fmt: skip
+
+
+def of_errors(result: errors.Result) -> dict[str, Any]:
+    return _envelope(
+        None, runs=result.runs, unreachable=[view.target.name for view in result.silent],
+        not_searched=[{"run_id": run.run_id, "why": str(error)} for run, error in result.refused],
+        errors=[
+            {
+                "fingerprint": kind.fingerprint, "type": kind.type, "message": kind.message, "count": kind.count,
+                "hint": kind.hint, "traceback": kind.traceback, "first_at": kind.first_at, "last_at": kind.last_at,
+                "runs": [
+                    {"run_id": one.result.probe.run_id, "target": one.result.target.name,
+                     "state": one.result.verdict.state, "ended": one.judged.ended, "why": one.judged.why,
+                     "count": one.judged.group.count, "workers": one.judged.group.workers,
+                     "first_at": one.first_at, "last_at": one.last_at}
+                    for one in kind.seen
+                ],
+            }
+            for kind in result.kinds
+        ],
+    )  # fmt: skip
+
+
+def _of_file(one: FileChange) -> dict[str, Any]:
+    added, removed = one.counts
+    return {**to_json(one), "added": added, "removed": removed}
 
 
 def _mean(sums: Sums) -> dict[str, Any]:

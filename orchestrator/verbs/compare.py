@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from orchestrator import comparison, health
+from orchestrator import codediff, comparison, health
+from orchestrator.codediff import Code, FileChange, Text
 from orchestrator.comparison import Answer, Curve, Failure, Side, Stretch
 from orchestrator.crew import Crew
 from orchestrator.fleet import Fleet
+from orchestrator.inventory import Target
 from orchestrator.manifest import Entry
 from orchestrator.model import BAD, ExitRecord
 from orchestrator.remote import understood
 from orchestrator.resolve import LAST
 from orchestrator.verbs import log_errors
 from orchestrator.verbs.show import Asked
-
-TEXTS_LIMIT = 200
-"""Files whose text is compared; of more, only the names."""
-CODE = "project/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +51,6 @@ class One:
     @property
     def run_id(self) -> str:
         return self.side.run_id
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileChange:
-    """A file of the bundle. `diff` is a unified diff, empty where there is none to show, for the reason `why`."""
-
-    path: str
-    how: Literal["added", "removed", "changed"]
-    diff: str = ""
-    why: str | None = None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """(lines added, lines removed)."""
-        lines = self.diff.splitlines()[2:]
-        return sum(line.startswith("+") for line in lines), sum(line.startswith("-") for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,9 +103,22 @@ def run(fleet: Fleet, a: str, b: str | None) -> Result:
 
 def _one(fleet: Fleet, query: str) -> One:
     seen = log_errors.run(fleet, query)
-    frame = fleet.agent(seen.target).call("history", run_id=seen.probe.run_id)
-    history = understood(History, frame, seen.target)
-    return One(seen=seen, history=history, side=side_of(seen))
+    return One(seen=seen, history=history_of(fleet, seen.target, seen.probe.run_id), side=side_of(seen))
+
+
+def history_of(fleet: Fleet, target: Target, run_id: str) -> History:
+    return understood(History, fleet.agent(target).call("history", run_id=run_id), target)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Texts:
+    texts: dict[str, Text]
+
+
+def texts_of(fleet: Fleet, target: Target, run_id: str, paths: Sequence[str]) -> dict[str, Text]:
+    """Files of a run's bundle."""
+    frame = fleet.agent(target).call("texts", run_id=run_id, paths=list(paths))
+    return understood(_Texts, frame, target).texts
 
 
 def side_of(seen: log_errors.Result) -> Side:
@@ -180,65 +175,17 @@ def _files(fleet: Fleet, a: One, b: One) -> tuple[list[FileChange], str | None]:
     gone = [f"the bundle of {one.run_id} was removed" for one in (a, b) if one.history.files is None]
     if a.history.files is None or b.history.files is None:
         return [], "; ".join(gone)
-    of_a, of_b = ({entry.path: entry for entry in files} for files in (a.history.files, b.history.files))
-    paths = sorted(path for path in {**of_a, **of_b} if of_a.get(path) != of_b.get(path))
-    # What a person has changed comes first, and specctl's own trainer, where another version was used, after it.
-    paths.sort(key=lambda path: not path.startswith(CODE))
-    wanted = paths[:TEXTS_LIMIT]
-    texts_a = _texts(fleet, a, [path for path in wanted if path in of_a])
-    texts_b = _texts(fleet, b, [path for path in wanted if path in of_b])
-    return [_change(path, of_a, of_b, texts_a, texts_b) for path in paths], None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    text: str | None
-    why: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Texts:
-    texts: dict[str, Text]
-
-
-def _texts(fleet: Fleet, one: One, paths: list[str]) -> dict[str, Text]:
-    if not paths:
-        return {}
-    frame = fleet.agent(one.seen.target).call("texts", run_id=one.run_id, paths=paths)
-    return understood(_Texts, frame, one.seen.target).texts
-
-
-def _change(path: str, of_a: dict[str, Entry], of_b: dict[str, Entry], texts_a: dict[str, Text],
-            texts_b: dict[str, Text]) -> FileChange:  # fmt: skip
-    nothing = Text(text="", why=None)
-    old = texts_a.get(path) if path in of_a else nothing
-    new = texts_b.get(path) if path in of_b else nothing
-    how: Literal["added", "removed", "changed"] = "changed"
-    if path not in of_a or path not in of_b:
-        how = "added" if path in of_b else "removed"
-    shown = path.removeprefix(CODE)
-    why = "too many files have changed" if old is None or new is None else old.why or new.why
-    if why is not None or old is None or new is None:
-        return FileChange(path=shown, how=how, why=why)
-    diff = unified(old.text or "", new.text or "", f"a/{shown}", f"b/{shown}")
-    kinds = [of[path].kind for of in (of_a, of_b) if path in of]
-    only_mode = f"a {kinds[0]} has become a {kinds[1]}" if not diff and len(kinds) == 2 else None
-    return FileChange(path=shown, how=how, diff=diff, why=only_mode)
-
-
-def unified(old: str, new: str, old_name: str, new_name: str) -> str:
-    """A unified diff that `patch` takes; empty when both are the same."""
-    lines = []
-    for line in difflib.unified_diff(old.splitlines(True), new.splitlines(True), old_name, new_name):
-        lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    return "".join(lines)
+    return codediff.changes(
+        Code(entries=a.history.files, texts=partial(texts_of, fleet, a.seen.target, a.run_id)),
+        Code(entries=b.history.files, texts=partial(texts_of, fleet, b.seen.target, b.run_id)),
+    ), None  # fmt: skip
 
 
 def _config_diff(a: One, b: One) -> str:
     specs = a.history.spec, b.history.spec
     old, new = (spec.config_text or "" for spec in specs)
     names = (spec.config_path or "no configuration" for spec in specs)
-    return unified(old, new, *names)
+    return codediff.unified(old, new, *names)
 
 
 def _changes(a: History, b: History) -> list[Change]:

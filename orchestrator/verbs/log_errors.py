@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
-from orchestrator.resolve import resolve
+from orchestrator.resolve import Run, resolve
 from orchestrator.verbs.logs import IDLE_S, Since, refuse_damaged, theirs
 
 
@@ -81,25 +82,31 @@ class _Answer:
 
 
 def run(fleet: Fleet, run: str | None, *, attempt: int | None = None, since_at: float | None = None) -> Result:
+    """Of the one run that is meant. Raises as `resolve` and `of_run` do."""
     asked_at = time.time()
     found = resolve(fleet, run)
-    refuse_damaged(found.run)
-    seen_at = time.time()
+    since_at = theirs(since_at, found.run.probe, asked_at, time.time())
+    return of_run(fleet, found.run, attempt=attempt, since_at=since_at, notes=found.notes)
+
+
+def of_run(fleet: Fleet, run: Run, *, attempt: int | None = None, since_at: float | None = None,
+           notes: Sequence[str] = ()) -> Result:  # fmt: skip
+    """`since_at` is by the clock of its target. Raises `IdentityError` for logs that cannot be shown to be its own."""
+    refuse_damaged(run)
     since, final = None, None
-    with fleet.agent(found.run.target).stream(
-        "errors", deadline_s=None, idle_s=4 * IDLE_S, run_id=found.run.run_id, attempt=attempt,
-        since_at=theirs(since_at, found.run.probe, asked_at, seen_at),
+    with fleet.agent(run.target).stream(
+        "errors", deadline_s=None, idle_s=4 * IDLE_S, run_id=run.run_id, attempt=attempt, since_at=since_at,
     ) as frames:  # fmt: skip
         for frame in frames:
             if "since" in frame:
-                since = understood(Since, frame["since"], found.run.target)
+                since = understood(Since, frame["since"], run.target)
             final = frame if frame.get("final") else None
     if final is None:
-        raise NoAnswer("the agent ended without its last word", target=found.run.target.name, run_id=found.run.run_id)
-    answer: _Answer = understood(_Answer, final, found.run.target)
+        raise NoAnswer("the agent ended without its last word", target=run.target.name, run_id=run.run_id)
+    answer: _Answer = understood(_Answer, final, run.target)
     verdict = health.judge(answer.probe)
     return Result(
-        target=found.run.target, probe=answer.probe, verdict=verdict, notes=found.notes, since=since,
+        target=run.target, probe=answer.probe, verdict=verdict, notes=list(notes), since=since,
         found=[judged(group, answer.probe, verdict) for group in answer.groups], left_out=answer.left_out,
         searched_bytes=answer.bytes, gone=answer.gone,
     )  # fmt: skip

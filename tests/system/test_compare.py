@@ -1,8 +1,9 @@
-"""`specctl compare`: the story that this project began with, told truly on one screen."""
+"""`compare`, `diff` and `errors`: the story that this project began with, told truly on one screen."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,16 +118,54 @@ def test_a_repetition_without_any_change_is_called_that(runs: tuple[Specctl, dic
     assert specctl("compare", ids["run6"], ids["run6"], "--diff").code == 1
 
 
+def test_an_exception_of_several_runs_is_told_once_with_all_of_them(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    done = specctl("errors", "--json")
+    assert done.code == 0 and done.json["runs"] == 6 and done.json["unreachable"] == done.json["not_searched"] == []
+    found = {error["type"]: error for error in done.json["errors"]}
+    assert set(found) == {"RuntimeError", "ModuleNotFoundError"}
+    assert [one["run_id"] for one in found["RuntimeError"]["runs"]] == [ids["again"], ids["run6b"], ids["run6"]]
+    assert {one["ended"] for one in found["RuntimeError"]["runs"]} == {"run"} and found["RuntimeError"]["count"] == 3
+    text = specctl("errors", "-t", ids["run6"], ids["run7"])
+    assert text.out.count("Traceback (most recent call last)") == 2 and "2 exceptions, 2 different" in text.err
+    assert "in drafter-0: FAILED, the run ended with it" in text.out
+    none = specctl("errors", ids["run9"])
+    assert none.code == 1 and none.out == "" and "no exception in 1 run" in none.err
+
+
+def test_the_code_here_is_compared_with_what_ran(runs: tuple[Specctl, dict[str, str]], tmp_path: Path) -> None:
+    specctl, ids = runs
+    here = tmp_path / "here"
+    shutil.copytree(specctl.project, here)
+    same = specctl("diff", ids["again"], "--source", str(here))
+    assert same.code == 0 and same.out == "" and "was launched with exactly this code" in same.err
+    (here / "model.py").unlink()
+    (here / "new.bin").write_bytes(b"\0\1")
+    (here / "train.py").chmod(0o755)
+    (here / "notes.txt").write_text("one line, without its end")
+    done = specctl("diff", ids["again"], "--source", str(here), "--json")
+    assert done.code == 1 and not done.json["same"]
+    assert {(one["path"], one["how"], one["why"]) for one in done.json["files"]} == {
+        ("model.py", "removed", None), ("new.bin", "added", "it is no text (2 bytes)"), ("notes.txt", "added", None),
+        ("train.py", "changed", "a file has become a program"),
+    }  # fmt: skip
+    patch = specctl("diff", ids["again"], "--source", str(here)).out
+    again = tmp_path / "again"
+    shutil.copytree(specctl.project, again)
+    lines = [line for line in patch.splitlines(keepends=True) if not line.startswith(("new.bin", "train.py"))]
+    subprocess.run(["git", "apply", "-"], input="".join(lines), text=True, cwd=again, check=True)
+    assert not (again / "model.py").exists() and (again / "notes.txt").read_text() == "one line, without its end"
+
+
 def test_a_bundle_that_was_removed_leaves_the_code_unknown_and_the_rest_told(
     runs: tuple[Specctl, dict[str, str]],
 ) -> None:
-    import shutil
-
     specctl, ids = runs
     bundle = json.loads((specctl.run_dir(ids["run8"]) / "run.json").read_text())["spec"]["bundle"]
     shutil.rmtree(specctl.workdir / "bundles" / bundle)
     done = specctl("compare", ids["run6"], ids["run8"])
     assert done.code == 1 and f"cannot be compared: the bundle of {ids['run8']} was removed" in done.out
+    assert specctl("diff", ids["run8"]).code == 4
 
 
 def test_a_run_that_is_not_there_is_said_by_its_name(runs: tuple[Specctl, dict[str, str]]) -> None:
