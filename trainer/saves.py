@@ -29,7 +29,7 @@ from trainer.target import Target
 
 CHANGES_NOTHING = {
     "output_dir", "resume", "keep_checkpoints", "log_every", "replica_check_every", "on_worker_death", "watchdog",
-    "queue_depth", "devices.target", "cuda_graphs", "compile_cache", "cpu_threads.target", "target.path", "data.paths",
+    "queue_depth", "cuda_graphs", "compile_cache", "target.path", "data",
     "requirements", "patterns",
 }  # fmt: skip
 """Keys, or sections, that a resume may change without a word: no bit of what is trained depends on them."""
