@@ -6,6 +6,7 @@ made of checks too, so that what fails there is a finding like any other, and on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,11 +15,11 @@ import torch
 
 from trainer import compile_plan
 from trainer.config import Config
-from trainer.data import Rows, load_rows
+from trainer.data import Rows, check_bad, load_rows
 from trainer.drafter import DrafterShape
 from trainer.metrics import Reporter, RunIdentity
 from trainer.replica import Replica
-from trainer.setup import make_replicas, on_this_machine
+from trainer.setup import make_replicas, on_this_machine, token_cache
 from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
 from trainer.warmup import Warmup
 
@@ -71,7 +72,7 @@ class Patient:
     reporter: Quiet
     quick: bool = False
     targets: list[Target] = field(default_factory=list)
-    _rows: Rows | None = None
+    loaded_rows: Rows | None = None
     members: dict[int, Replica] = field(default_factory=dict)
     warmup: Warmup | None = None
     kept: dict[str, Any] = field(default_factory=dict)
@@ -85,9 +86,9 @@ class Patient:
 
     @property
     def rows(self) -> Rows:
-        if self._rows is None:
+        if self.loaded_rows is None:
             raise Missing("the data")
-        return self._rows
+        return self.loaded_rows
 
     @property
     def shape(self) -> DrafterShape:
@@ -135,15 +136,18 @@ def load_the_target(patient: Patient) -> Finding:
 def load_the_data(patient: Patient) -> Finding:
     config = patient.config
     rows = load_rows(
-        config.data, patient.target.tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed
-    )
-    patient._rows = rows
-    epochs = config.steps * config.batch_size / len(rows)
-    said = f"{len(rows):,} rows, {int(rows.lengths_R.sum()):,} tokens; {config.steps:,} steps are {epochs:.1f} epochs"
-    if rows.bad:
-        first = rows.bad[0]
-        return warn(f"{said}; {len(rows.bad)} rows are bad, the first: {first.where}: {first.why}",
-                    "mend or remove those rows", rows=len(rows), bad=len(rows.bad))  # fmt: skip
+        config.data, patient.target.tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed,
+        cache=token_cache(config.data, patient.reporter.identity.directory, os.environ), say=patient.reporter.say,
+    )  # fmt: skip
+    check_bad(rows.dropped, config.data.max_bad_fraction)
+    patient.loaded_rows = rows
+    epochs, bad = config.steps * config.batch_size / len(rows), rows.dropped.bad_count
+    said = f"{len(rows):,} rows, {int(rows.lengths_R.sum()):,} tokens, {rows.trained_tokens:,} trained on;"
+    said += f" {config.steps:,} steps are {epochs:.1f} epochs"
+    if bad:
+        first = rows.dropped.first[0]
+        said += f"; {bad} of {rows.dropped.records} records are bad, the first: {first.where}: {first.why}"
+        return warn(said, "mend or remove them", rows=len(rows), bad=bad)
     return ok(said, rows=len(rows), bad=0)
 
 

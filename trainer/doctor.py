@@ -2,8 +2,8 @@
 
 Everything is looked at as the run would have it: its own target, data, devices, shapes and compiled functions. Each
 check (`checks_*.py`) is a function of what has been got ready (`checkup.Patient`) and gives one `Finding`; one that
-cannot be made, because what it needs has failed itself, says so. Nothing is written but compiled code, which the run
-then finds compiled.
+cannot be made, because what it needs has failed itself, says so. Nothing is written but what is kept for the next
+start: tokenised data and compiled code.
 """
 
 from __future__ import annotations
