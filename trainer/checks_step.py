@@ -218,14 +218,14 @@ def first_loss(patient: Patient) -> Finding:
 def _as_it_was(member: Replica) -> Iterator[None]:
     """Weights and moments are fresh afterwards, as they were before."""
     state = [tensor.clone() for tensor in member.state()]
-    done = member.steps_done
+    done, refused = member.steps_done, member.refused
     try:
         yield
     finally:
         for tensor, was in zip(member.state(), state, strict=True):
             tensor.copy_(was)
         member.flat.spread()
-        member.resume_at(done)
+        member.resume_at(done, refused=refused)
 
 
 CHECKS = [
