@@ -1,5 +1,5 @@
-"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `schema`: parse, catch signals before anything slow
-is imported, run, and say how it ended.
+"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `schema`: parse, catch signals
+before anything slow is imported, run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
 than 5 s after the first, ended it at once.
@@ -15,6 +15,9 @@ from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.metrics import Reporter, RunIdentity, complain, identity_from_environment
 from trainer.stopping import StopRequest
 
+LOG_COLUMNS = 120
+"""Of tables, where there is no terminal to say."""
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter.")
@@ -28,6 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     doctor_verb.add_argument("config", metavar="CONFIG")
     doctor_verb.add_argument("--quick", action="store_true", help="look into fewer blocks and positions")
     doctor_verb.add_argument("--json", action="store_true", help="print all findings and figures as JSON")
+    data_verb = verbs.add_parser("data", help="show what would be trained on, what is dropped and why; train nothing")
+    data_verb.add_argument("config", metavar="CONFIG")
+    data_verb.add_argument("--samples", metavar="N", type=int, default=3, help="documents to show (3)")
+    data_verb.add_argument("--row", metavar="WHERE", help="show this one, such as chat.jsonl:17, or why it is dropped")
+    data_verb.add_argument("--json", action="store_true", help="all of it as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
     if arguments.verb == "schema":
@@ -36,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         return print_plan(arguments.config)
     if arguments.verb == "doctor":
         return examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
+    if arguments.verb == "data":
+        return print_data(arguments)
 
     stop = StopRequest()
     stop.listen()
@@ -96,6 +106,26 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
     except ConfigError as error:
         complain(str(error))
         return 2
+
+
+def print_data(arguments: argparse.Namespace) -> int:
+    try:
+        config = load_config(arguments.config)
+        check_inputs(config, weights=False)
+        from rich.console import Console
+
+        from trainer import data_report
+
+        # What is said meanwhile is no part of the answer.
+        found = data_report.report(config, samples=max(0, arguments.samples), row=arguments.row, say=complain)
+        if arguments.json:
+            print(data_report.as_json(found), flush=True)
+        else:
+            data_report.show(found, Console(width=None if sys.stdout.isatty() else LOG_COLUMNS))
+    except ConfigError as error:
+        complain(str(error))
+        return 2
+    return 0
 
 
 def print_schema() -> int:

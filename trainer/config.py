@@ -367,12 +367,13 @@ def load_config(path: str) -> Config:
         raise ConfigError(str(error)) from error
 
 
-def check_inputs(config: Config) -> None:
-    """Raises `ConfigError` for all that a run reads and that is not there, or is not what it should be, at once."""
+def check_inputs(config: Config, *, weights: bool = True) -> None:
+    """Raises `ConfigError` for all that a run reads and that is not there, or is not what it should be, at once. The
+    model's weights may be left out, where only its tokenizer is needed."""
     asked = config.what_must_be_there()
     for kind in ("model", "files"):
         asked[kind] = {key: expand_path(text, key=key) for key, text in asked[kind].items()}
-    found = list(inputs.problems(asked))
+    found = list(inputs.problems(asked, weights=weights))
     if not found and importlib.util.find_spec("pyarrow") is None:
         found = [
             (key, f"{source.path} cannot be read without pyarrow: pip install 'specctl[data]'")

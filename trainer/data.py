@@ -81,6 +81,7 @@ class Rows:
     """and where those of each row end."""
     length: int
     """Of a row at most."""
+    kind: str
     packing: bool
     filler: int
     order: Order
@@ -99,12 +100,13 @@ class Rows:
 
     def where(self, row: int) -> str:
         """Where the text of a row came from, for a person: file and line; of a packed row those of all documents."""
-        return ", ".join(self._place(segment) for segment in self.segments(row))
+        return ", ".join(self.place(segment) for segment in self.segments(row))
 
     def segments(self, row: int) -> Indices:
         return self.members[self.ends_R[row - 1] if row else 0 : self.ends_R[row]]
 
-    def _place(self, segment: int) -> str:
+    def place(self, segment: int) -> str:
+        """Where a segment came from."""
         document = self.doc_G[segment]
         offset = int(self.start_G[segment] - self.documents.begin(document))
         return self.documents.where(document) + (f" from token {offset}" if offset else "")
@@ -223,7 +225,7 @@ def rows_of(config: DataConfig, documents: Documents, *, filler: int, seed: int)
     lengths_R = torch.from_numpy(np.add.reduceat(length_G[members], np.concatenate([[0], ends_R[:-1]])))
     return Rows(
         documents=documents, doc_G=doc_G, start_G=start_G, length_G=length_G, members=members, ends_R=ends_R,
-        length=length, packing=config.packing, filler=filler, lengths_R=lengths_R,
+        length=length, kind=config.kind, packing=config.packing, filler=filler, lengths_R=lengths_R,
         order=Order(pad_to(lengths_R, config.lengths), seed=seed),
         dropped=Dropped(
             records=documents.records, bad=bad, first=first, duplicates=len(table) - int(original_D.sum()),

@@ -35,12 +35,12 @@ def file_problem(path: Path) -> str | None:
         return f"{path}: {error.strerror or error}"
 
 
-def model_problems(path: Path, wanted: dict[str, Any]) -> Iterator[Problem]:
+def model_problems(path: Path, wanted: dict[str, Any], *, weights: bool = True) -> Iterator[Problem]:
     """What is wrong with the model at `path`, and with what is `wanted` of it: `mask_token_id`, `layer_ids`,
     `captured_layers`. Nothing is said that depends on anything but these files."""
     try:
         config = _config(path)
-        for problem in (_weights_problem(path), _tokenizer_problem(path)):
+        for problem in (_weights_problem(path) if weights else None, _tokenizer_problem(path)):
             if problem:
                 yield "target.path", problem
     except _NoModel as error:
@@ -196,10 +196,11 @@ def _is_pointer(file: Path) -> str:
     return f"{file} is a Git LFS pointer, not the file itself: git lfs pull fetches it"
 
 
-def problems(asked: dict[str, Any]) -> Iterator[Problem]:
-    """What is wrong with the `model` and the `files`, paths by their keys, and with what is `wanted` of the model."""
+def problems(asked: dict[str, Any], *, weights: bool = True) -> Iterator[Problem]:
+    """What is wrong with the `model` and the `files`, paths by their keys, and with what is `wanted` of the model;
+    without its weights, if only its tokenizer is needed."""
     for path in asked["model"].values():
-        yield from model_problems(Path(path), asked["wanted"])
+        yield from model_problems(Path(path), asked["wanted"], weights=weights)
     for key, path in asked["files"].items():
         if problem := source_files.problem(Path(path), asked["wanted"].get("data_kind", "text")):
             yield key, problem

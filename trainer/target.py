@@ -137,29 +137,39 @@ def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[
 
 def load_target(config: TargetConfig, device: torch.device) -> Target:
     """Raises `ConfigError` for a path without a model, or a model that cannot be a target."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
 
-    # Progress bars redraw with carriage returns, in a log that is read line by line.
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     path = expand_path(config.path, key="target.path")
-    dtype = arithmetic_dtype(config.dtype, device)
+    tokenizer, dtype = load_tokenizer(path), arithmetic_dtype(config.dtype, device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
-    if not tokenizer.is_fast:
-        raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
     model.requires_grad_(False).eval().to(device)
     try:
         layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(_decoder_layers(model)))
     except LayerError as error:
         raise ConfigError(f"{error.key}: {error}") from None
     return Target(model, tokenizer, layer_ids=layer_ids, device=device, files=file_digests(path))
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The one of the model in `path`. Raises `ConfigError` where there is none that is fast."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    # Progress bars redraw with carriage returns, in a log that is read line by line.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
 
 
 def file_digests(path: Path) -> dict[str, str]:
