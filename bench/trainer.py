@@ -40,6 +40,7 @@ from trainer.order import Cursor
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas
 from trainer.target import Target
+from trainer.throughput import Amount
 
 WARM = 4
 QWEN3_8B = {
@@ -111,7 +112,7 @@ def make_batch(member: Replica, sizes: dict[str, Any], length: int, rank: int) -
     features = torch.randn(1, length, shape.captured * shape.hidden, device=member.device, dtype=torch.bfloat16)
     return member.accept(
         step=1, rows=[0], features_BSF=features, blocks=blocks, weight_sum=blocks.weights_BNk.sum().item(),
-        tokens=length, cursor=Cursor(),
+        amount=Amount(tokens=length), cursor=Cursor(),
     )  # fmt: skip
 
 

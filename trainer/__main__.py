@@ -11,8 +11,11 @@ import argparse
 import os
 import sys
 
+from trainer import tracking
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
-from trainer.metrics import Reporter, RunIdentity, complain, identity_from_environment
+from trainer.console import complain
+from trainer.metrics import Reporter
+from trainer.records import RunIdentity, identity_from_environment
 from trainer.stopping import StopRequest
 
 LOG_COLUMNS = 120
@@ -64,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     reporter.phase("import")
     try:
         check_inputs(config)
+        tracking.check(config.tracking, os.environ)
         from trainer.train import train  # torch takes seconds, and the phase says so
 
         ending = train(config, reporter, stop, must_resume=arguments.resume)
@@ -75,10 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         reporter.exception(None, error)
         reporter.ended(code=1, stopped=False)
         return 1
-    reporter.ended(code=ending.code, stopped=ending.stopped)
-    if ending.stuck:
+    stuck = ending.stuck + reporter.ended(code=ending.code, stopped=ending.stopped)
+    if stuck:
         # A thread inside a kernel cannot be stopped, and would take the interpreter's shutdown down with it.
-        reporter.complain(f"left behind: {', '.join(ending.stuck)}")
+        reporter.complain(f"left behind: {', '.join(stuck)}")
         os._exit(ending.code)
     return ending.code
 

@@ -260,6 +260,32 @@ class WatchdogConfig(Model):
     times as long for a checkpoint."""
 
 
+class WandbConfig(Model):
+    project: Str
+    entity: Str | None = None
+    """A team; left out, the one that the key belongs to."""
+    mode: Literal["online", "offline"] = "online"
+    """online: WANDB_API_KEY has to be in the environment. offline: into `wandb` in the run's directory alone, to be
+    sent later by `wandb sync`."""
+
+
+class TrackioConfig(Model):
+    project: Str
+    """In trackio's own folder, or where TRACKIO_DIR says; `trackio show` shows it."""
+
+
+class TrackingConfig(Model):
+    """Who is told of the run's figures besides metrics.jsonl. Everywhere the run has its own name, which is its run id,
+    or without specctl the name of `output_dir`. None of them can hold up a step, nor end the run."""
+
+    tensorboard: Bool = True
+    """Event files in `tensorboard` in the run's directory."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; needs the extra `wandb`."""
+    trackio: TrackioConfig | None = None
+    """trackio; needs the extra `trackio`."""
+
+
 class Config(Model):
     steps: Count
     batch_size: Count
@@ -288,6 +314,10 @@ class Config(Model):
     max_skipped: Count = 10
     """Steps that `on_nonfinite: skip` may skip in all of a run, resumes included."""
     watchdog: WatchdogConfig = WatchdogConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    peak_tflops: Positive | None = None
+    """What each device can do at most in a second, 10^12 floating-point operations, for the MFU. Left out: what the
+    maker says of the card; of one that nobody knows, and of a CPU, there is no MFU."""
     queue_depth: Count = 2
     """Micro-batches that may wait in front of each drafter, and pieces of work in front of each target thread."""
     devices: Devices

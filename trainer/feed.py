@@ -20,11 +20,12 @@ from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.data import Rows
-from trainer.metrics import Throughput
+from trainer.flops import TargetCost, drafter_flop_of
 from trainer.order import Cursor
 from trainer.pipeline import Channel, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.target import Target
+from trainer.throughput import Amount, Throughput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +38,7 @@ class Work:
     ids_BS: Tensor
     blocks: Blocks
     weight_sum: float
-    tokens: int
+    amount: Amount
     cursor: Cursor
 
 
@@ -71,6 +72,7 @@ class Feed:
         self._pinned = any(replica.device.type == "cuda" for replica in owners)
         self._works: dict[int, Channel[Work | None]] = {number: Channel(config.queue_depth) for number in targets}
         self._shares: list[Channel[MicroBatch]] = [Channel(config.queue_depth, first=first) for _ in owners]
+        self._cost = TargetCost.of(next(iter(targets.values())).model)
         self.throughputs = {number: Throughput(workers=1, now=time.monotonic()) for number in targets}
 
     # --- what the threads do ---
@@ -95,7 +97,7 @@ class Feed:
             while (work := works.get()) is not None:
                 worker.step, worker.doing = work.step, "runs the target"
                 batch = self._made(work, target, number)
-                self.throughputs[number].add([work.tokens], now=time.monotonic())
+                self.throughputs[number].add([work.amount], now=time.monotonic())
                 self._shares[work.share].put(batch, work.step)
 
     def again(self, step: int, cursor: Cursor, share: int, made_by: int) -> MicroBatch:
@@ -112,7 +114,7 @@ class Feed:
         made = Span(begin=begin, end=mark(target.device))
         return self.owners[work.share].accept(
             step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
-            weight_sum=work.weight_sum, tokens=work.tokens, cursor=work.cursor, made=made, made_by=number,
+            weight_sum=work.weight_sum, amount=work.amount, cursor=work.cursor, made=made, made_by=number,
         )  # fmt: skip
 
     def get(self, share: int) -> MicroBatch:
@@ -143,12 +145,22 @@ class Feed:
         works = []
         for share in range(len(self.owners)):
             part = slice(share * size, (share + 1) * size)
+            own = blocks.rows(part)
             works.append(Work(
                 step=step, share=share, rows=indices[part].tolist(), ids_BS=self._pin(ids_BS[part]),
-                blocks=blocks.rows(part).each(self._pin),
-                weight_sum=weight_sum, tokens=int(self.rows.lengths_R[indices[part]].sum()), cursor=cursor,
+                blocks=own.each(self._pin),
+                weight_sum=weight_sum, amount=self._amount(own, self.rows.lengths_R[indices[part]]), cursor=cursor,
             ))  # fmt: skip
         return works, cursor
+
+    def _amount(self, blocks: Blocks, lengths_B: Tensor) -> Amount:
+        owner = self.owners[0]
+        vocabulary = owner.ends.head_VH.shape[0]
+        return Amount(
+            tokens=int(lengths_B.sum()), positions=int(blocks.weights_BNk.count_nonzero()),
+            target_flop=self._cost.flop(blocks.positions_BS),
+            drafter_flop=drafter_flop_of(blocks, owner.drafter.shape, vocabulary=vocabulary),
+        )  # fmt: skip
 
     def _pin(self, tensor: Tensor) -> Tensor:
         """Here, where nobody waits for it; a copy from memory that may be paged out would hold up its thread."""

@@ -27,6 +27,7 @@ from trainer.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.order import Cursor
 from trainer.replicas import Part, Replicas, event_here, weight_hash
+from trainer.throughput import Amount
 
 
 def shape_of(features_BSF: Tensor, blocks: Blocks) -> Shape:
@@ -46,7 +47,7 @@ class MicroBatch:
     blocks: Blocks
     weight_sum: float
     """Over the whole step, not only this share."""
-    tokens: int
+    amount: Amount
     cursor: Cursor
     """Where the data goes on after this step."""
     made: Span | None = None
@@ -158,7 +159,7 @@ class Replica:
         self.flat.collect_early(functools.partial(event_here, self.device))
 
     def accept(self, *, step: int, rows: list[int], features_BSF: Tensor, blocks: Blocks, weight_sum: float,
-               tokens: int, cursor: Cursor, made: Span | None = None, made_by: int = 0) -> MicroBatch:  # fmt: skip
+               amount: Amount, cursor: Cursor, made: Span | None = None, made_by: int = 0) -> MicroBatch:  # fmt: skip
         """A micro-batch with its tensors brought to this replica's device; called by a target thread.
 
         `features_BSF` is [rows, S, captured * H], in the target's type and on its device; `blocks` has the same rows.
@@ -176,7 +177,7 @@ class Replica:
                     tensor.record_stream(self._stream)
         return MicroBatch(
             step=step, rows=rows, features_BSF=features_BSF, blocks=blocks, weight_sum=weight_sum,
-            tokens=tokens, cursor=cursor, made=made, made_by=made_by, ready=ready,
+            amount=amount, cursor=cursor, made=made, made_by=made_by, ready=ready,
         )  # fmt: skip
 
     def average(self, replicas: Replicas, place: int) -> None:

@@ -30,7 +30,7 @@ from trainer.target import Target
 CHANGES_NOTHING = {
     "output_dir", "resume", "keep_checkpoints", "log_every", "replica_check_every", "on_worker_death", "watchdog",
     "queue_depth", "cuda_graphs", "compile_cache", "target.path", "data",
-    "requirements", "patterns",
+    "requirements", "patterns", "tracking", "peak_tflops",
 }  # fmt: skip
 """Keys, or sections, that a resume may change without a word: no bit of what is trained depends on them."""
 
@@ -118,15 +118,15 @@ class Saves:
         if state["torch"] != torch.__version__:
             yield f"torch {state['torch']} -> {torch.__version__}"
 
-    def save(self, member: Replica, *, step: int, cursor: Cursor, skipped: int) -> None:
+    def save(self, member: Replica, *, step: int, cursor: Cursor, skipped: int, tokens: int) -> None:
         """What `member` and all others hold after `step`. Raises `SaveFailed`, and then nothing else has changed."""
         started = time.monotonic()
         self.reporter.phase("checkpoint")
         self.reporter.checkpointing(True)
         self.run = self.run or secrets.token_hex(8)
         state = {
-            "run": self.run, "cursor": dataclasses.asdict(cursor), "skipped": skipped, "must_keep": self.must_keep,
-            "config": json.loads(self.config.model_dump_json()), "torch": torch.__version__,
+            "run": self.run, "cursor": dataclasses.asdict(cursor), "skipped": skipped, "tokens": tokens,
+            "must_keep": self.must_keep, "config": json.loads(self.config.model_dump_json()), "torch": torch.__version__,
         }  # fmt: skip
         try:
             path = checkpoint.save(self.root, Checkpoint(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainer.clock import Span
 from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch
+from trainer.throughput import Amount, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,7 @@ class Share:
     worker: str
     figures: Figures
     rows: list[int]
-    tokens: int
+    amount: Amount
     cursor: Cursor
     made: list[tuple[int, Span]]
     """Which target thread made its features, and while."""
@@ -30,7 +31,7 @@ class Share:
         """Without the batches' tensors: their memory is the next one's."""
         return cls(
             worker=worker, figures=figures, rows=[row for batch in batches for row in batch.rows],
-            tokens=sum(batch.tokens for batch in batches), cursor=batches[0].cursor,
+            amount=total(batch.amount for batch in batches), cursor=batches[0].cursor,
             made=[(batch.made_by, batch.made) for batch in batches if batch.made is not None],
         )  # fmt: skip
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from trainer.config import Config
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
 from trainer.feed import Feed
-from trainer.metrics import Reporter, RunStep, Throughput, WorkerStep
+from trainer.metrics import Reporter
 from trainer.nonfinite import Refusals, first_trouble
 from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
@@ -37,6 +36,7 @@ from trainer.setup import make_replicas, on_this_machine, report_data, token_cac
 from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
+from trainer.tally import Tally
 from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
 from trainer.warmup import Warmup, settle
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
@@ -58,6 +58,7 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
     if training.steps_done >= config.steps:
         reporter.say(f"nothing to do: step {training.steps_done} of {config.steps} is done; raise steps to go on")
         return Ending(code=0, stuck=[])
+    reporter.track(config.tracking, config.model_dump(), steps_done=training.steps_done)
     # From here on a signal lets the step finish; the handler itself ends the process until then.
     stop.training = True
     reporter.phase("train")
@@ -69,7 +70,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     config = on_this_machine(config, reporter)
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
     compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target, compiles=False)
-    reporter.gpu_memory_bytes = lambda: {
+    reporter.heartbeat.gpu_memory_bytes = lambda: {
         str(device): torch.cuda.memory_allocated(device) for device in devices if device.type == "cuda"
     }
 
@@ -122,6 +123,7 @@ class Training:
         self.saves = Saves(config, reporter, what_must_stay(config, targets[0], rows, shape))
         self.steps_done = 0
         self.cursor = Cursor()
+        self.tally = Tally(config, self.targets, self.members)
         self._begun: dict[int, Share] = {}
         self._unjudged: list[Step] = []
         """Begun, in order; at most this step and the one before."""
@@ -131,7 +133,7 @@ class Training:
     def run(self) -> Ending:
         """Start the workers, and wait until they are done, stopped, or one has failed that cannot be done without."""
         now = time.monotonic()
-        self.throughput = Throughput(workers=self.count, now=now)
+        self.tally.start(now)
         self.watchdog = Watchdog(self.config.watchdog, now=now)
         while True:
             crew, stuck = self._run_crew()
@@ -160,10 +162,8 @@ class Training:
             crew.start(f"drafter-{rank}", functools.partial(self.drafter_thread, rank, place, gate))
             for place, rank in enumerate(ranks)
         ]
-        self.stages = Stages(
-            crew.workers, on_device=[name for name, device in names.items() if device.type == "cuda"],
-            now=time.monotonic(),
-        )  # fmt: skip
+        on_device = [name for name, device in names.items() if device.type == "cuda"]
+        self.tally.crew(self.feed, Stages(crew.workers, on_device=on_device, now=time.monotonic()))
         gate.set()
         for thread in drafters:
             while thread.is_alive() and crew.failed is None:
@@ -252,14 +252,13 @@ class Training:
             self.refusals.add(step, last_checkpoint=self.saves.last, look_again=look_again)
         check_equal(step.hashes, step=step.number)
         self.steps_done, self.cursor = step.number, step.cursor
-        now, tokens = time.monotonic(), [0] * self.count
-        for rank, share in zip(sorted(self.members), step.shares, strict=True):
-            tokens[rank] = share.tokens
-        self.throughput.add(tokens, now=now)
+        now = time.monotonic()
+        change = self.tally.add(step, now)
         self.watchdog.stepped(now)
-        self.stages.judged(step)
         if log or step.number % self.config.log_every == 0:
-            self._log(step, now)
+            self.reporter.step(self.tally.of(step, now, lost=self.lost, skipped=self.refusals.count))
+        if change:
+            self.reporter.speed(step.number, change)
         self.reporter.advanced(step.number)
 
     def _look_again(self, step: int, share: Share) -> tuple[str, list[int]]:
@@ -275,29 +274,13 @@ class Training:
             return f"where could not be found out ({' '.join(str(error).split()) or repr(error)})", share.rows
         return "done once more everything is finite, which points to the hardware", share.rows
 
-    def _log(self, step: Step, now: float) -> None:
-        rates, shares = self.throughput.tok_s(), self.stages.shares(now)
-        figures: dict[str, dict[str, Any]] = {name: {} for name in shares}
-        for number, throughput in self.feed.throughputs.items():
-            figures[f"target-{number}"] = {"tok_s": sum(throughput.tok_s())}
-        for rank, share in zip(sorted(self.members), step.shares, strict=True):
-            figures[share.worker] = {"tok_s": rates[rank], "loss": share.own_mean}
-        self.reporter.step(RunStep(
-            step=step.number,
-            loss=step.loss,
-            tok_s=sum(rates),
-            lr=step.lr,
-            grad_norm=step.norm,
-            queued=self.feed.queued,
-            queue_size=self.feed.room,
-            workers=[WorkerStep(name=name, **shares[name], **figures[name]) for name in shares],
-            lost=self.lost,
-            skipped=self.refusals.count,
-        ))  # fmt: skip
-
     def _save(self) -> None:
         member = self.members[min(self.members)]
-        self.saves.save(member, step=self.steps_done, cursor=self.cursor, skipped=self.refusals.count)
+        started = time.monotonic()
+        self.saves.save(
+            member, step=self.steps_done, cursor=self.cursor, skipped=self.refusals.count, tokens=self.tally.tokens
+        )  # fmt: skip
+        self.tally.decay.paused(time.monotonic() - started)
 
     # --- when something goes wrong ---
 
@@ -364,7 +347,7 @@ class Training:
                 found.weights, found.optimizer, found.averages, steps_done=found.step, refused=self.refusals.count
             )
         self.steps_done = found.step
-        self.cursor = Cursor(**found.state["cursor"])
+        self.cursor, self.tally.tokens = Cursor(**found.state["cursor"]), found.state.get("tokens", 0)
         self.reporter.say(f"resume from step-{found.step} epoch={self.cursor.epoch} row={self.cursor.position}")
         self.reporter.event("resume", step=found.step, path=self.saves.last)
 

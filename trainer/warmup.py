@@ -25,6 +25,7 @@ from trainer.order import Cursor
 from trainer.replica import MicroBatch, Replica
 from trainer.setup import keep_compiled_code
 from trainer.target import Target
+from trainer.throughput import Amount
 
 
 def settle(config: Config, member: Replica) -> None:
@@ -98,6 +99,6 @@ class Warmup:
         target = next(iter(self.targets.values()))
         with target.stream():
             return member.accept(
-                step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, tokens=0,
+                step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, amount=Amount(),
                 cursor=Cursor(),
             )  # fmt: skip

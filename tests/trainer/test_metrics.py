@@ -1,4 +1,4 @@
-"""What a run says: the step lines, the records, and an honest tok/s."""
+"""What a run says: the step lines and the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from tests.trainer.support import poll, records
 from trainer.config import ConfigError
-from trainer.metrics import Reporter, RunIdentity, RunStep, Throughput, WorkerStep, identity_from_environment
+from trainer.metrics import Reporter, RunStep, WorkerStep
+from trainer.records import RunIdentity, identity_from_environment
 
 
 @pytest.fixture
@@ -24,11 +25,12 @@ def reporter(tmp_path: Path) -> Any:
 
 
 A_STEP = RunStep(
-    step=12, loss=5.12, tok_s=310.44, lr=6e-4, grad_norm=1.234, queued=2, queue_size=4,
+    step=12, steps=20, loss=5.12, tok_s=310.44, positions_s=99.5, recent_tok_s=300.0, mfu=0.412, lr=6e-4, epoch=1,
+    tokens=4096, grad_norm=1.234, queued=2, queue_size=4, step_s=0.5, compiles=7, memory_peak_bytes={"cuda:0": 1 << 30},
     workers=[
         WorkerStep(name="loader-0", busy=0.2, wait_room=0.8),
         WorkerStep(name="target-0", tok_s=400.04, busy=0.9, wait_input=0.1),
-        WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2, busy=0.6, wait_input=0.15, wait_peers=0.25),
+        WorkerStep(name="drafter-0", loss=5.12341, tok_s=155.2, mfu=0.3, busy=0.6, wait_input=0.15, wait_peers=0.25),
     ],
 )  # fmt: skip
 
@@ -39,8 +41,8 @@ def test_a_step_is_a_plain_line_per_worker_and_one_for_the_run(reporter: Reporte
     assert capsys.readouterr().out == (
         "worker=target-0 tok/s=400.0\n"
         "step=12 worker=drafter-0 loss=5.1234 tok/s=155.2\n"
-        "step=12 loss=5.1200 tok/s=310.4 lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15% wait_drafter=0%"
-        " bottleneck=target\n"
+        "step=12 loss=5.1200 tok/s=310.4 mfu=41.2% lr=6.00e-04 grad_norm=1.23 queue=2/4 wait_target=15%"
+        " wait_drafter=0% bottleneck=target\n"
     )
 
 
@@ -71,10 +73,13 @@ def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, t
     run, loader, target, worker = records(tmp_path, "metrics.jsonl")
     stamp = {"source": "trainer", "attempt": 3, "nonce": "n0"}
     assert {**run, "time": 0} == {
-        "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "lr": 6e-4, "grad_norm": 1.234, "worker": None,
-        "bottleneck": "target", "skipped": 0,
+        "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "positions_s": 99.5, "recent_tok_s": 300.0,
+        "mfu": 0.412, "lr": 6e-4, "grad_norm": 1.234, "worker": None, "epoch": 1, "tokens": 4096, "queued": 2,
+        "queue_size": 4, "compiles": 7, "memory_peak_bytes": {"cuda:0": 1 << 30}, "bottleneck": "target",
+        "skipped": 0,
     }  # fmt: skip
-    assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None and worker["wait_peers"] == 0.25
+    assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None
+    assert worker["mfu"] == 0.3 and worker["wait_peers"] == 0.25
     assert loader["worker"] == "loader-0" and loader["tok_s"] is None and loader["wait_room"] == 0.8
     assert {**target, "time": 0} == {
         "time": 0, **stamp, "step": 12, "loss": None, "tok_s": 400.04, "lr": None, "grad_norm": None,
@@ -122,18 +127,6 @@ def test_an_exception_has_pythons_own_form_and_an_event(reporter: Reporter, tmp_
         "exception", "drafter-1", "ValueError", "planted",
     )  # fmt: skip
     assert text.endswith(event["traceback"])
-
-
-def test_throughput_leaves_the_warm_up_out_and_is_never_zero_after_a_step() -> None:
-    meter = Throughput(workers=2, now=100.0, warmup_steps=2)
-    meter.add([100, 100], now=150.0)
-    assert meter.tok_s() == [2.0, 2.0]
-    meter.add([100, 100], now=160.0)
-    assert meter.tok_s() == [200 / 60, 200 / 60]
-    meter.add([100, 50], now=161.0)
-    assert meter.tok_s() == [100.0, 50.0]
-    meter.add([100, 50], now=164.0)
-    assert meter.tok_s() == [50.0, 25.0]
 
 
 def test_who_a_run_is_comes_from_the_environment_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_tok_s_counts_real_tokens_only(train: Train, settings: dict[str, Any], t
     document.write_text("a few words, not a whole row")
     settings["data"] |= {"paths": [str(document)] * 4}
     training = train({**settings, "steps": 1})
-    tokens = sum(share.tokens for share in training._begun.values())
+    tokens = sum(share.amount.tokens for share in training._begun.values())
     assert tokens == 4 * int(training.rows.lengths_R[0]) < 4 * 48
 
 

@@ -1,0 +1,95 @@
+"""TensorBoard, Weights & Biases and trackio behind one small interface (`tracking.Tracker`).
+
+Each is imported when it is made, by its own thread. A run that goes on after an interruption goes on in them too, and
+no step is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from trainer.config import TrackioConfig, WandbConfig
+from trainer.tracking import TrackedRun
+
+
+class TensorBoard:
+    """Event files in `tensorboard/`, one a process, on disk whenever nothing more is waiting."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        # Of tensorboardX only what makes the bytes: its writers have a thread and a queue, which are here already.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import text
+
+        self._event, self._summary = Event, Summary
+        folder = run.directory / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Two processes in one second would have one name.
+        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        # Readers drop what earlier files say of this step and any after it.
+        began = Event(step=run.steps_done + 1, session_log=SessionLog(status=SessionLog.START))
+        settings = f"    {json.dumps(run.settings, indent=1)}".replace("\n", "\n    ")
+        for event in (began, Event(step=run.steps_done + 1, summary=text("configuration", settings))):
+            self._writer.write_event(event)
+        self.flush()
+
+    def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._writer.write_event(self._event(step=step, wall_time=time_s, summary=self._summary(value=values)))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run whose id and name are ours, in `wandb/` as well as, if `online`, on the server."""
+
+    def __init__(self, run: TrackedRun, config: WandbConfig) -> None:
+        import wandb
+
+        self._tracked = run.tracked
+        self._run = wandb.init(
+            project=config.project, entity=config.entity, mode=config.mode, dir=str(run.directory), name=run.name,
+            id=run.id, resume="allow", config=dict(run.settings),
+            # The log is the run's own, and nobody is there to answer a question.
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+        )  # fmt: skip
+
+    def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        if step > self._tracked:
+            self._run.log({**scalars, "_timestamp": time_s}, step=step)
+
+    def flush(self) -> None:
+        """It writes by itself."""
+
+    def close(self) -> None:
+        self._run.finish(quiet=True)
+
+
+class Trackio:
+    """A run in trackio's own folder, whose name is ours."""
+
+    def __init__(self, run: TrackedRun, config: TrackioConfig) -> None:
+        import trackio
+
+        self._tracked = run.tracked
+        self._run = trackio.init(
+            project=config.project, name=run.name, config=dict(run.settings),
+            resume="allow" if run.steps_done or run.id == run.name else "never", embed=False,
+        )  # fmt: skip
+
+    def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        if step > self._tracked:
+            self._run.log(dict(scalars), step=step)
+
+    def flush(self) -> None:
+        """It writes by itself, twice a second."""
+
+    def close(self) -> None:
+        self._run.finish()
