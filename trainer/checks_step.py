@@ -111,7 +111,7 @@ def batch_of(patient: Patient, member: Replica, length: int) -> MicroBatch:
         features = target.features(*target_inputs(config, ids_BS, blocks))
         return member.accept(
             step=leak.STEP, rows=[], features_BSF=features, blocks=blocks,
-            weight_sum=float(blocks.weights_BNk.sum()), tokens=ids_BS.numel(), cursor=Cursor(),
+            weight_sum=float(blocks.weights_BNk.sum()), amount=Amount(tokens=ids_BS.numel()), cursor=Cursor(),
         )  # fmt: skip
 
 

@@ -126,7 +126,8 @@ class Saves:
         self.run = self.run or secrets.token_hex(8)
         state = {
             "run": self.run, "cursor": dataclasses.asdict(cursor), "skipped": skipped, "tokens": tokens,
-            "must_keep": self.must_keep, "config": json.loads(self.config.model_dump_json()), "torch": torch.__version__,
+            "must_keep": self.must_keep, "config": json.loads(self.config.model_dump_json()),
+            "torch": torch.__version__,
         }  # fmt: skip
         try:
             path = checkpoint.save(self.root, Checkpoint(
