@@ -18,6 +18,7 @@ from trainer.feed import step_blocks, target_inputs
 from trainer.leak import Case, Leak
 from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch, Replica
+from trainer.throughput import Amount
 from trainer.warmup import settle
 
 A_DEFECT = "a defect of the trainer: a drafter that was trained so is worthless; do not train with it"
