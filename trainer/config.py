@@ -168,10 +168,10 @@ class DrafterConfig(Model):
 
 
 class LossConfig(Model):
-    kernel: Literal["auto", "chunked", "fused"] = "auto"
+    kernel: Literal["auto", "chunked", "fused", "liger"] = "auto"
     """How the cross entropy over the vocabulary is computed, which never has all logits at once. fused: each chunk of
     logits once, its gradient with it. chunked: a second time in the backward, which is slower and keeps a little less.
-    auto: fused."""
+    liger: as fused, by the Triton kernel of the package liger-kernel, on GPUs only. auto: fused."""
     chunk_rows: Count = 2048
     """Rows of logits that exist at once, one for each supervised slot; they take `chunk_rows` x vocabulary x 4 to 12
     bytes."""

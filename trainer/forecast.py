@@ -72,6 +72,8 @@ def forms(config: Config, device: torch.device) -> Iterator[Form]:
         size, last = chunks(rows * anchors * (drafter.block_size - 1), config.loss.chunk_rows)
         # Two buckets may have as many anchors, and yet each has functions of its own.
         of = f" of {length} tokens" if len(config.data.lengths) > 1 else ""
+        if config.loss.kernel == "liger":
+            continue  # that one is Triton's, and made for any number of rows
         passes = "forward, backward" if config.loss.kernel == "chunked" else "forward"
         yield Form(device=name, kind="chunk_loss", shape=f"{size} rows{of}", passes=passes)
         if last:

@@ -16,6 +16,7 @@ that each has one form.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import types
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import compile_plan
+from trainer import compile_plan, liger
 from trainer.attention import Attention, DenseAttention, SparseAttention
 from trainer.loss import PLAIN, HeadLoss
 
@@ -85,7 +86,7 @@ def named(shape: Shape) -> str:
 def kernels_for(device: torch.device, *, compile_on_cpu: str = "off", loss_kernel: str = "auto") -> KernelSets:
     """Those of a device, which its replicas share. `compile_on_cpu` is off or aot_eager; on CUDA everything is
     compiled, whatever it says. `loss_kernel` as in the configuration."""
-    head_loss = PLAIN[loss_kernel != "chunked"]
+    head_loss = liger.head_loss() if loss_kernel == "liger" else PLAIN[loss_kernel != "chunked"]
     if device.type == "cuda":
         return KernelSets(device, "inductor", head_loss)
     return KernelSets(device, None if compile_on_cpu == "off" else compile_on_cpu, head_loss)
@@ -115,9 +116,9 @@ def _compiled(where: str, backend: str, head_loss: HeadLoss) -> Kernels:
         attention=attention,
         first_layer=compiled("first_layer", as_written.layer),
         layer=compiled("layer", as_written.layer),
-        head_loss=HeadLoss(
-            chunk=compiled("chunk_loss", head_loss.chunk),
-            last_chunk=compiled("last_chunk_loss", head_loss.last_chunk), fused=head_loss.fused,
+        head_loss=head_loss if not head_loss.compiles else dataclasses.replace(
+            head_loss, chunk=compiled("chunk_loss", head_loss.chunk),
+            last_chunk=compiled("last_chunk_loss", head_loss.last_chunk),
         ),
         compiled=codes,
     )

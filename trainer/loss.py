@@ -51,6 +51,8 @@ class HeadLoss:
     last_chunk: ChunkLoss
     fused: bool
     """Whether a chunk gives its gradient, too."""
+    compiles: bool = True
+    """Whether both functions are compiled where anything is."""
 
     def __call__(self, hidden_RH: Tensor, head_VH: Tensor, labels_R: Tensor, *, chunk_rows: int) -> Tensor:
         """Of each row [R], in float32: in chunks of equally many rows, at most `chunk_rows`."""

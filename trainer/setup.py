@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from trainer import liger
 from trainer.blocks import generator_for
 from trainer.config import Config, ConfigError, DataConfig, expand_path
 from trainer.data import Rows, check_bad
@@ -31,6 +32,8 @@ def on_this_machine(config: Config, reporter: Reporter) -> Config:
     devices = config.devices.on(gpus, batch_size=config.batch_size)
     if config.cuda_graphs == "on" and {*devices.target, *devices.drafter} == {"cpu"}:
         raise ConfigError("cuda_graphs: on needs a GPU, and all devices are the CPU; leave it out to train there")
+    if config.loss.kernel == "liger":
+        liger.check(devices.drafter)
     if devices != config.devices:
         reporter.say(f"devices: auto is target {', '.join(devices.target)}; drafter {', '.join(devices.drafter)}")
     return config.model_copy(update={"devices": devices})
