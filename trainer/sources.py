@@ -191,25 +191,27 @@ def python_docs() -> dict[str, str]:
 
 
 def pieces(parts: Iterable[str]) -> Iterator[str]:
-    """A text in pieces of about `PIECE_CHARACTERS`, which begin where a line does that begins with no space: there
-    tokenizers split a text in any case. A text that is short stays whole."""
+    """A text in pieces of at most `PIECE_CHARACTERS`, which begin at a line, if there is one with no space around its
+    beginning: there tokenizers split a text in any case. A text that is short stays whole."""
     left = ""
     for part in parts:
         left += part
         while len(left) > PIECE_CHARACTERS:
-            cut = _cut(left)
+            cut = _cut(left, PIECE_CHARACTERS)
             yield left[:cut]
             left = left[cut:]
     if left:
         yield left
 
 
-def _cut(text: str) -> int:
-    at = len(text) - 1
-    while (at := text.rfind("\n", 0, at)) > 0:
-        if not text[at + 1].isspace():
+def _cut(text: str, most: int) -> int:
+    """Where the second piece of a text begins that is longer than `most`."""
+    at = most
+    while (at := text.rfind("\n", 1, at)) > 0:
+        if not (text[at - 1].isspace() or text[at + 1].isspace()):
             return at + 1
-    return text.rfind(" ", 1) if text.rfind(" ", 1) > 0 else len(text)
+    space = text.rfind(" ", 1, most)
+    return space if space > 0 else most
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
