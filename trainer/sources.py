@@ -205,13 +205,16 @@ def pieces(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _cut(text: str, most: int) -> int:
-    """Where the second piece of a text begins that is longer than `most`."""
+    """Where the second piece of a text begins that is longer than `most`: else at the last word's space."""
     at = most
     while (at := text.rfind("\n", 1, at)) > 0:
         if not (text[at - 1].isspace() or text[at + 1].isspace()):
             return at + 1
-    space = text.rfind(" ", 1, most)
-    return space if space > 0 else most
+    at = most
+    while (at := text.rfind(" ", 1, at)) > 0:
+        if not text[at + 1].isspace():
+            return at
+    return most
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
