@@ -146,7 +146,7 @@ def test_every_run_and_target_of_the_command_line_is_completed() -> None:
         for hint in typing.get_type_hints(function, include_extras=True).values():
             for info in getattr(hint, "__metadata__", ()):
                 metavar: Any = getattr(info, "metavar", None)
-                if metavar in ("RUN", "TARGET", "RUN|TARGET", "T"):
+                if metavar in ("RUN", "A", "B", "TARGET", "RUN|TARGET", "T"):
                     assert info.autocompletion is not None, f"{name} {metavar}"
                     found += [metavar] if type(info).__name__ == "ArgumentInfo" else []
         named = [place for place in places if place != FILE]  # those are typed by the parser itself
