@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": (RUN, RUN),
     "errors": (EITHER, MORE),
     "diff": (RUN,),
+    "plot": (RUN, MORE),
     "attach": (RUN,),
     "targets": (PLACE, MORE),
     "schema": (FILE,),

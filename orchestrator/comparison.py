@@ -6,7 +6,6 @@ been past that point, or has failed in the same way. Everything short of that is
 
 from __future__ import annotations
 
-import math
 from dataclasses import field
 from typing import Literal
 
@@ -177,84 +176,3 @@ def _past(failure: Failure, b: Side) -> tuple[bool, str]:
         phase = f", phase {b.phase}" if b.phase else ""
         return False, f"{'B' if who == 'it' else who} has made no step{phase}"
     return step >= needed, f"{'B' if who == 'it' else who} is at step {step:,}"
-
-
-# --- how they train -------------------------------------------------------------------------------------------------
-
-
-@record
-class Sums:
-    """What mean and spread are made of."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    @property
-    def mean(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation, of two or more."""
-        if self.count < 2:
-            return None
-        squares = max(0.0, self.squares - self.total * self.total / self.count)
-        return float((squares / (self.count - 1)) ** 0.5)
-
-    def plus(self, other: Sums) -> Sums:
-        return Sums(
-            count=self.count + other.count, total=self.total + other.total, squares=self.squares + other.squares
-        )
-
-
-@record
-class Row:
-    """The steps from `number * width` on, of a curve of that width."""
-
-    number: int
-    steps: int
-    loss: Sums
-    tok_s: Sums
-
-
-@record
-class Curve:
-    width: int
-    last: int | None
-    rows: list[Row]
-
-    def between(self, low: int, high: int) -> tuple[Sums, Sums]:
-        """(loss, tok/s) of the rows that begin at steps low..high-1."""
-        loss, tok_s = Sums(), Sums()
-        for row in self.rows:
-            if low <= row.number * self.width < high:
-                loss, tok_s = loss.plus(row.loss), tok_s.plus(row.tok_s)
-        return loss, tok_s
-
-
-@record
-class Stretch:
-    """Both runs over the same steps, `first` to `last`."""
-
-    first: int
-    last: int
-    loss: tuple[Sums, Sums]
-    tok_s: tuple[Sums, Sums]
-
-
-def stretches(a: Curve, b: Curve, *, at_most: int = 5) -> list[Stretch]:
-    """The steps that both have taken, cut into equal stretches that begin where rows of both curves begin."""
-    if a.last is None or b.last is None:
-        return []
-    width = max(a.width, b.width)
-    end = (min(a.last, b.last) + 1) // width * width  # a row that one of them has begun is no equal stretch
-    start = max(curve.rows[0].number * curve.width for curve in (a, b)) // width * width
-    size = max(1, math.ceil((end - start) / width / at_most)) * width
-    found = []
-    for low in range(start, end, size):
-        high = min(low + size, end)
-        (loss_a, tok_a), (loss_b, tok_b) = a.between(low, high), b.between(low, high)
-        if loss_a.count + tok_a.count and loss_b.count + tok_b.count:
-            found.append(Stretch(first=max(low, 1), last=high - 1, loss=(loss_a, loss_b), tok_s=(tok_a, tok_b)))
-    return found

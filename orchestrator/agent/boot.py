@@ -15,7 +15,7 @@ import zlib
 from typing import Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple
 
 READS = (
-    "probe", "show", "logs", "errors", "history", "texts", "stop", "survey", "attach", "send", "prune",
+    "probe", "show", "logs", "errors", "history", "texts", "curves", "stop", "survey", "attach", "send", "prune",
 )  # fmt: skip
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.codediff import FileChange
-from orchestrator.comparison import Stretch, Sums, Told
+from orchestrator.comparison import Told
 from orchestrator.render.text import colour, count, line, one_line, shorten, table
+from orchestrator.series import Sums
 from orchestrator.verbs.compare import One, Result
 
 LABEL = 14
@@ -32,7 +33,7 @@ def show(console: Console, result: Result) -> None:
         _failures(console, answer.told)
     console.print()
     _changes(console, result)
-    if result.stretches:
+    if any(result.training.values()):
         console.print()
         _training(console, result)
 
@@ -110,18 +111,27 @@ def _row(console: Console, label: str, value: str) -> None:
 
 def _training(console: Console, result: Result) -> None:
     line(console, Text("how they train, over the same steps (mean ± standard deviation)", style="bold"), first=0)
-    rows = [_cells(one) for one in result.stretches]
-    if not table(console, ("  steps", ">loss A", ">loss B", ">tok/s A", ">tok/s B", ""), rows):
-        for row in rows:
+    rows: dict[str, dict[str, tuple[str, str]]] = {}
+    for metric, found in result.training.items():
+        for one in found:
+            figures = _figure(one.a, DIGITS.get(metric, 2)), _figure(one.b, DIGITS.get(metric, 2))
+            rows.setdefault(f"  {one.first:,}-{one.last:,}", {})[metric] = figures
+    names = [NAMES.get(metric, metric) for metric in result.training]
+    heads = ["  steps", *(f">{name} {side}" for name in names for side in "AB"), ""]
+    cells = [
+        [steps, *(figure for metric in result.training for figure in found.get(metric, ("-", "-"))), ""]
+        for steps, found in rows.items()
+    ]
+    if not table(console, heads, cells):
+        for row in cells:
             line(console, "  ".join(row))
-    parts = [name for name, one in (("A", result.a), ("B", result.b)) if not one.history.curve_is_whole]
+    parts = [name for name, one in (("A", result.a), ("B", result.b)) if not one.history.whole]
     if parts:
         line(console, f"of {' and '.join(parts)} a part of the steps was read: metrics.jsonl is long", style="dim")
 
 
-def _cells(one: Stretch) -> list[str]:
-    steps = f"  {one.first:,}-{one.last:,}"
-    return [steps, *(_figure(sums, 4) for sums in one.loss), *(_figure(sums, 0) for sums in one.tok_s), ""]
+DIGITS = {"loss": 4, "tok_s": 0}
+NAMES = {"tok_s": "tok/s"}
 
 
 def _figure(sums: Sums, digits: int) -> str:

@@ -12,10 +12,10 @@ from orchestrator.model import SCHEMA_VERSION, Finding, to_json
 
 if TYPE_CHECKING:  # every command would import every other's verb
     from orchestrator.codediff import FileChange
-    from orchestrator.comparison import Sums
     from orchestrator.inventory import Inventory
     from orchestrator.plan import Plan
     from orchestrator.resolve import Run
+    from orchestrator.series import Sums
     from orchestrator.verbs import (
         compare,
         diff,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # every command would import every other's verb
         log_errors,
         logs,
         ls,
+        plot,
         prune,
         pull,
         push,
@@ -182,11 +183,22 @@ def of_compare(result: compare.Result) -> dict[str, Any]:
         files=[_of_file(one) for one in result.files],
         files_unknown=result.files_unknown, config_diff=result.config_diff,
         changes=[to_json(one) for one in result.changes],
-        training=[
-            {"first": one.first, "last": one.last, "loss": [_mean(sums) for sums in one.loss],
-             "tok_s": [_mean(sums) for sums in one.tok_s]}
-            for one in result.stretches
+        training={
+            metric: [{"first": one.first, "last": one.last, "a": _mean(one.a), "b": _mean(one.b)} for one in found]
+            for metric, found in result.training.items()
+        },
+    )  # fmt: skip
+
+
+def of_plot(result: plot.Result) -> dict[str, Any]:
+    return _envelope(
+        None, metrics=result.metrics, by=result.by,
+        runs=[
+            {"run_id": one.run_id, "target": one.target, "state": one.verdict.state,
+             "observed_at": one.verdict.observed_at, "figures": one.there, "whole": one.whole}
+            for one in result.runs
         ],
+        lines={metric: [to_json(line) for line in result.lines(metric)] for metric in result.metrics},
     )  # fmt: skip
 
 

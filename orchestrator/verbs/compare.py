@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator import codediff, comparison, health
 from orchestrator.codediff import Code, FileChange, Text
-from orchestrator.comparison import Answer, Curve, Failure, Side, Stretch
+from orchestrator.comparison import Answer, Failure, Side
 from orchestrator.crew import Crew
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
@@ -18,6 +18,7 @@ from orchestrator.manifest import Entry
 from orchestrator.model import BAD, ExitRecord
 from orchestrator.remote import understood
 from orchestrator.resolve import LAST
+from orchestrator.series import Series, Stretch, stretches
 from orchestrator.verbs import log_errors
 from orchestrator.verbs.show import Asked
 
@@ -35,8 +36,9 @@ class History:
     """What is installed in the environment that specctl made for it; None where it made none."""
     files: list[Entry] | None
     """None: its bundle was removed."""
-    curve: Curve
-    curve_is_whole: bool
+    series: list[Series]
+    """Of loss and tok/s, where there is any."""
+    whole: bool
     """False: metrics.jsonl is so long that it was read in parts."""
 
 
@@ -72,7 +74,8 @@ class Result:
     config_diff: str
     changes: list[Change]
     answer: Answer
-    stretches: list[Stretch]
+    training: dict[str, list[Stretch]]
+    """Figure by figure, over the same steps."""
     notes: list[str]
 
     @property
@@ -97,8 +100,13 @@ def run(fleet: Fleet, a: str, b: str | None) -> Result:
     return Result(
         a=one, b=other, files=files, files_unknown=unknown, config_diff=config, changes=changes,
         answer=comparison.answer(one.side, other.side, changed=changed),
-        stretches=comparison.stretches(one.history.curve, other.history.curve), notes=notes,
+        training=_training(one.history, other.history), notes=notes,
     )  # fmt: skip
+
+
+def _training(a: History, b: History) -> dict[str, list[Stretch]]:
+    others = {series.metric: series for series in b.series}
+    return {one.metric: stretches(one, others[one.metric]) for one in a.series if one.metric in others}
 
 
 def _one(fleet: Fleet, query: str) -> One:

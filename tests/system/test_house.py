@@ -13,7 +13,9 @@ from orchestrator import remote
 from orchestrator.agent.main import VERBS
 
 ROOT = Path(__file__).parents[2]
-PURE = ["record", "model", "errors", "frames", "manifest", "health", "blame", "ladder", "comparison", "logscan"]
+PURE = [
+    "record", "model", "errors", "frames", "manifest", "health", "blame", "ladder", "comparison", "series", "logscan",
+]  # fmt: skip
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 
 

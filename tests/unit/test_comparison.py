@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import pytest
 
-from orchestrator.comparison import Curve, Failure, Row, Side, Sums, answer, stretches
+from orchestrator.comparison import Failure, Side, answer
 
 FX = Failure(fingerprint="fx", text="RuntimeError: FX", workers=["drafter-0"], step=None)
 LATE = Failure(fingerprint="oom", text="OutOfMemoryError: 2 GiB", workers=["drafter-1"], step=40)
@@ -78,40 +76,3 @@ def test_every_failure_of_both_is_accounted_for() -> None:
         ("oom", "gone", "a"), ("fx", "same", "a"), ("FAILED: exit code 3", "new", "b"),
     ]  # fmt: skip
     assert found.kind == "different"
-
-
-# --- curves ---------------------------------------------------------------------------------------------------------
-
-
-def sums(*values: float) -> Sums:
-    return Sums(count=len(values), total=sum(values), squares=sum(value * value for value in values))
-
-
-def curve(width: int, last: int, loss: float) -> Curve:
-    """Of steps 1 to `last`."""
-    counts = [sum(1 <= step <= last for step in range(low, low + width)) for low in range(0, last + 1, width)]
-    rows = [Row(number=number, steps=count, loss=sums(*[loss] * count), tok_s=sums(*[10.0] * count))
-            for number, count in enumerate(counts) if count]  # fmt: skip
-    return Curve(width=width, last=last, rows=rows)
-
-
-def test_mean_and_spread_are_those_of_the_figures() -> None:
-    figures = sums(1.0, 2.0, 4.0)
-    assert figures.mean == pytest.approx(7 / 3) and figures.spread == pytest.approx(math.sqrt(7 / 3))
-    assert sums(5.0).spread is None and sums().mean is None
-
-
-@pytest.mark.parametrize(("one", "other"), [((1, 100), (1, 60)), ((1, 60), (8, 1000)), ((8, 1000), (2, 333))])
-def test_stretches_are_of_steps_that_both_have_taken(one: tuple[int, int], other: tuple[int, int]) -> None:
-    found = stretches(curve(*one, loss=3.0), curve(*other, loss=2.0))
-    assert 1 <= len(found) <= 5 and found[-1].last <= min(one[1], other[1])
-    for before, after in itertools.pairwise(found):
-        assert after.first == before.last + 1
-    for stretch in found:
-        assert stretch.loss[0].count == stretch.loss[1].count and stretch.loss[0].mean == 3.0
-        assert stretch.loss[1].mean == 2.0
-
-
-def test_a_run_without_steps_is_compared_over_none() -> None:
-    assert stretches(curve(1, 10, 1.0), Curve(width=1, last=None, rows=[])) == []
-    assert stretches(curve(1, 10, 1.0), Curve(width=1, last=20, rows=curve(1, 20, 1.0).rows[14:])) == []

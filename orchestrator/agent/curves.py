@@ -1,0 +1,118 @@
+"""`curves`: figures of metrics.jsonl over the steps of a run, few enough rows to be sent and drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from orchestrator.agent import files, probe
+from orchestrator.agent.main import Call, Refusal
+from orchestrator.model import is_run_id, to_json
+
+ROWS = 512
+SLICES, SLICE_BYTES = 64, 1 << 20
+"""Of a metrics.jsonl that is longer than all of them together so many slices are read, evenly spread."""
+ABOUT = frozenset({"time", "source", "attempt", "nonce", "step", "worker"})
+SUMMED = frozenset({"tok_s", "positions_s"})
+"""Rates: a run's are those of all its workers together, where other figures are their mean."""
+
+Steps = dict[int, tuple[float, float]]
+"""Step -> (figure, when it was written). A step that is written again, after a resume say, counts with its last one."""
+
+
+def run(call: Call) -> None:
+    """Request: `run_id`, `metrics` (names), `workers` (whether each one's own series are wanted, too)."""
+    run_id = str(call.request["run_id"])
+    found = probe.probe(call, [run_id], time.time()) if is_run_id(run_id) else []
+    if not found:
+        raise Refusal("notfound", f"no run {run_id} in {call.paths.runs}", "specctl ls lists the runs there are")
+    metrics, path = [str(one) for one in call.request["metrics"]], call.paths.run(run_id).metrics
+    told = read(path, found[0].nonce, metrics, workers=bool(call.request.get("workers")))
+    call.emit({"final": True, "probe": to_json(found[0]), **told})
+
+
+def read(path: str, nonce: str, metrics: list[str], *, workers: bool) -> dict[str, Any]:
+    """`series`, the names of all figures `there` are, and whether the file was read as a `whole`."""
+    of_run: dict[str, Steps] = {metric: {} for metric in metrics}
+    of_workers: dict[tuple[str, str], Steps] = {}
+    there: set[str] = set()
+    whole = True
+
+    def cut() -> None:
+        nonlocal whole
+        whole = False
+
+    for line in _lines(path, cut):
+        try:
+            row = json.loads(line, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(row, dict) or row.get("nonce") != nonce or type(row.get("step")) is not int:
+            continue
+        step, worker, at = row["step"], row.get("worker"), _figure(row.get("time")) or 0.0
+        there.update(key for key, value in row.items() if key not in ABOUT and _figure(value) is not None)
+        for metric in metrics:
+            if (figure := _figure(row.get(metric))) is None:
+                continue
+            if worker is None:
+                of_run[metric][step] = figure, at
+            elif isinstance(worker, str):
+                of_workers.setdefault((metric, worker), {})[step] = figure, at
+    series = []
+    for metric, steps in of_run.items():
+        steps = steps or _together([one for (name, _), one in of_workers.items() if name == metric], metric)
+        series += [_series(metric, None, steps)] if steps else []
+    if workers:
+        series += [_series(metric, worker, steps) for (metric, worker), steps in sorted(of_workers.items())]
+    return {"series": series, "there": sorted(there), "whole": whole}
+
+
+def _figure(value: Any) -> float | None:
+    """A number that can be counted with, or None."""
+    return float(value) if type(value) in (int, float) and abs(value) < 1e100 else None
+
+
+def _together(workers: list[Steps], metric: str) -> Steps:
+    """The run's steps, of a program that speaks of its workers only."""
+    steps: Steps = {}
+    for step in {step for one in workers for step in one}:
+        figures = [one[step] for one in workers if step in one]
+        total = sum(figure for figure, _ in figures)
+        steps[step] = (total if metric in SUMMED else total / len(figures)), max(at for _, at in figures)
+    return steps
+
+
+def _series(metric: str, worker: str | None, steps: Steps) -> dict[str, Any]:
+    width = 1
+    while len({step // width for step in steps}) > ROWS:
+        width *= 2
+    rows: dict[int, list[Any]] = {}
+    for step, (figure, at) in sorted(steps.items()):
+        row = rows.setdefault(step // width, [at, 0, 0.0, 0.0])
+        row[1:] = row[1] + 1, row[2] + figure, row[3] + figure * figure
+    return {
+        "metric": metric, "worker": worker, "width": width, "last": max(steps),
+        "rows": [
+            {"number": number, "at": at, "sums": {"count": count, "total": total, "squares": squares}}
+            for number, (at, count, total, squares) in rows.items()
+        ],
+    }  # fmt: skip
+
+
+def _lines(path: str, cut: Callable[[], None]) -> Iterator[bytes]:
+    """Whole lines; `cut` is called if they are not all of them."""
+    try:
+        with os.fdopen(files.open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= SLICES * SLICE_BYTES:
+                yield from file
+                return
+            cut()
+            for number in range(SLICES):
+                file.seek((size - SLICE_BYTES) * number // (SLICES - 1))
+                yield from file.read(SLICE_BYTES).split(b"\n")[1 if number else 0 : -1]
+    except OSError:
+        return

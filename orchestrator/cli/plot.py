@@ -1,0 +1,63 @@
+"""`specctl plot`: how runs train, one over the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator import streams
+from orchestrator.cli.base import InventoryOption, JsonOption, UsageError, errors, fleet_of, say, stdout
+from orchestrator.commands import RUN
+from orchestrator.completion import offer
+from orchestrator.verbs import plot as verb
+
+
+def plot(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Ids, parts of ids, @last; your only live run.", show_default=False,
+                       autocompletion=offer(RUN)),
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
+    ] = "loss,tok_s",
+    workers: Annotated[bool, typer.Option("--workers", help="Also each worker's own line.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Over the time since the launch instead of the steps.")] = False,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="FILE", help="Write a picture (.png, .svg, .pdf).", show_default=False),
+    ] = None,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> None:  # fmt: skip
+    """Draw loss and tok/s, or other figures, of one or several runs over their steps.
+
+    Where no figures were written down, a line has a gap. In a picture the shade is the standard deviation of the steps
+    that a point stands for.
+    """
+    with errors(json), fleet_of(ctx, inventory) as fleet:
+        names = [name.strip() for name in metrics.split(",") if name.strip()]
+        if not names:
+            raise UsageError("--metric names at least one figure, such as loss")
+        result = verb.run(fleet, list(runs or []), names, workers=workers, by="time" if time else "step")
+        for drawn in result.runs:
+            for note in drawn.notes:
+                say(note)
+        if json:
+            from orchestrator.render import json as as_json
+
+            print(as_json.text(as_json.of_plot(result)))
+            return
+        from orchestrator.render import plot as show_plot
+
+        if png is not None:
+            show_plot.picture(result, png)
+            say(f"wrote {png}")
+        else:
+            streams.write_text(show_plot.terminal(stdout(), result))
+        for drawn in result.runs:
+            verdict, part = drawn.verdict, "" if drawn.whole else "; metrics.jsonl is long, and was read in parts"
+            say(f"{drawn.run_id} on {drawn.target}: {verdict.state} ({verdict.why}){part}")

@@ -1,0 +1,121 @@
+"""Figures as lines: in the terminal with plotext, as a picture with matplotlib. Gaps stay gaps."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from orchestrator.errors import ConfigError
+from orchestrator.health import age
+from orchestrator.render.text import plain
+from orchestrator.verbs.plot import Line, Result
+
+HEIGHT, LEAST_HEIGHT = 18, 10
+LEAST_WIDTH, PIPE_WIDTH = 40, 100
+MARKS = "*o+x#@%&"
+"""Of a line each, where nothing can be told by its colour."""
+NAMES = {"tok_s": "tok/s", "positions_s": "draft positions/s", "lr": "learning rate", "grad_norm": "gradient norm"}
+
+
+def terminal(console: Console, result: Result) -> str:
+    """Every figure below the other, as wide as the terminal."""
+    plt = _library("plotext")
+    coloured = console.is_terminal and not console.no_color
+    width = max(LEAST_WIDTH, console.width - 1) if console.is_terminal else PIPE_WIDTH
+    room = (console.height - 2) // len(result.metrics) if console.is_terminal else HEIGHT
+    texts = []
+    for metric in result.metrics:
+        plt.clear_figure()
+        plt.theme("clear" if not coloured else "dark")
+        if coloured:
+            plt.canvas_color("default")
+            plt.axes_color("default")
+            plt.ticks_color("default")
+        plt.plotsize(width, min(HEIGHT, max(LEAST_HEIGHT, room)))
+        plt.title(NAMES.get(metric, metric))
+        for number, one in enumerate(result.lines(metric)):
+            marker = None if coloured and not plain(console) else MARKS[number % len(MARKS)]
+            x, y = ([math.nan if value is None else value for value in values] for values in (one.x, one.y))
+            plt.plot(x, y, label=one.label, marker=marker)
+        if result.by == "time":
+            _time_ticks(plt, result.lines(metric))
+        text = plt.build()
+        text = text if coloured else plt.uncolorize(text)
+        texts.append("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+    texts.append(f"{'step' if result.by == 'step' else 'time since the launch':>{width}}\n")
+    said = "".join(texts)
+    return said.translate(BOXES) if plain(console) else said
+
+
+BOXES = str.maketrans("─│┌┐└┘├┤┬┴┼", "-|++++||+++")
+"""For who can print ASCII only."""
+
+
+def _time_ticks(plt: Any, lines: list[Line]) -> None:
+    last = max((value for one in lines for value in one.x if value is not None), default=0.0)
+    ticks = [last * part / 4 for part in range(5)]
+    plt.xticks(ticks, [age(tick) for tick in ticks])
+
+
+def picture(result: Result, path: Path) -> None:
+    """A PNG, or what else the name's ending says that matplotlib can write. Raises `ConfigError`."""
+    _library("matplotlib")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    unit_s, unit = _unit(result)
+    figure, axes = plt.subplots(
+        len(result.metrics), 1, sharex=True, squeeze=False, figsize=(10, 1.2 + 3.2 * len(result.metrics)),
+        layout="constrained",
+    )  # fmt: skip
+    for axis, metric in zip(axes[:, 0], result.metrics, strict=True):
+        for one in result.lines(metric):
+            x, y, spread = (
+                [math.nan if value is None else value for value in values] for values in (one.x, one.y, one.spread)
+            )
+            if result.by == "time":
+                x = [value / unit_s for value in x]
+            (drawn,) = axis.plot(x, y, linewidth=1.4, label=one.label, marker="." if len(x) < 30 else None)
+            low = [value - around for value, around in zip(y, spread, strict=True)]
+            high = [value + around for value, around in zip(y, spread, strict=True)]
+            axis.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+        axis.set_ylabel(NAMES.get(metric, metric))
+        axis.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0, 0].legend(frameon=False, fontsize="small")
+    axes[-1, 0].set_xlabel("step" if result.by == "step" else f"{unit} since the launch")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial{path.suffix}")
+    try:
+        figure.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
+        aside.replace(path)
+    except (OSError, ValueError) as error:
+        aside.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error}", hint="--png FILE.png, or .svg or .pdf") from None
+    finally:
+        plt.close(figure)
+
+
+def _unit(result: Result) -> tuple[float, str]:
+    """What the time of all lines is best said in."""
+    lines = [line for metric in result.metrics for line in result.lines(metric)]
+    last_s = max((x for line in lines for x in line.x if x is not None), default=0.0)
+    return next(one for one in UNITS if last_s < 180 * one[0] or one == UNITS[-1])
+
+
+UNITS = [(1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours")]
+
+
+def _library(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"a plot needs {name}", hint="pip install 'specctl[plot]'") from None

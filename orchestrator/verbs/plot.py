@@ -1,0 +1,120 @@
+"""`plot`: figures of one or several runs over their steps, ready to be drawn one over the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from orchestrator import health
+from orchestrator.crew import Crew
+from orchestrator.errors import NotFound
+from orchestrator.fleet import Fleet
+from orchestrator.model import Probe, Verdict
+from orchestrator.remote import understood
+from orchestrator.resolve import resolve
+from orchestrator.series import Series
+
+GAP = 6.0
+"""Rows further apart than so many times their median distance are not joined: nothing is known of what lies between."""
+
+By = Literal["step", "time"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """The series of one run."""
+
+    target: str
+    probe: Probe
+    verdict: Verdict
+    series: list[Series]
+    there: list[str]
+    """The names of all figures that the run has written down."""
+    whole: bool
+    """False: metrics.jsonl is so long that it was read in parts."""
+    notes: list[str]
+
+    @property
+    def run_id(self) -> str:
+        return self.probe.run_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of a plot: None, None is a gap. `x` is a step, or seconds since the launch."""
+
+    label: str
+    x: list[float | None]
+    y: list[float | None]
+    spread: list[float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    runs: list[Drawn]
+    metrics: list[str]
+    by: By
+
+    def lines(self, metric: str) -> list[Line]:
+        """Of one figure, run by run, the run's own before its workers'."""
+        found = []
+        for run in self.runs:
+            for one in run.series:
+                if one.metric == metric:
+                    label = run.run_id if one.worker is None else f"{run.run_id} {one.worker}"
+                    found.append(_line(one, label, since=run.probe.created_at, by=self.by))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    probe: Probe
+    series: list[Series]
+    there: list[str]
+    whole: bool
+
+
+def run(fleet: Fleet, queries: Sequence[str | None], metrics: Sequence[str], *, workers: bool, by: By) -> Result:
+    """Raises as `resolve` does; `NotFound` where no run has any of the figures."""
+    crew = Crew(8)
+    asked = [crew.do(partial(_one, fleet, query, list(metrics), workers)) for query in queries or [None]]
+    runs = list({one.run_id: one for each in asked for one in [each.result()]}.values())
+    found = [metric for metric in metrics if any(one.metric == metric for run in runs for one in run.series)]
+    if not found:
+        there = sorted({name for run in runs for name in run.there})
+        which = ", ".join(run.run_id for run in runs)
+        raise NotFound(
+            f"no {' or '.join(metrics)} was written down by {which}",
+            hint=f"there is: {', '.join(there)}" if there else "a run has figures from its first step on",
+        )
+    return Result(runs=runs, metrics=found, by=by)
+
+
+def _one(fleet: Fleet, query: str | None, metrics: list[str], workers: bool) -> Drawn:
+    resolved = resolve(fleet, query)
+    target = resolved.run.target
+    frame = fleet.agent(target).call("curves", run_id=resolved.run.run_id, metrics=metrics, workers=workers)
+    answer = understood(_Answer, frame, target)
+    return Drawn(
+        target=target.name, probe=answer.probe, verdict=health.judge(answer.probe), series=answer.series,
+        there=answer.there, whole=answer.whole, notes=resolved.notes,
+    )  # fmt: skip
+
+
+def _line(series: Series, label: str, *, since: float, by: By) -> Line:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    spread: list[float | None] = []
+    places = [max(row.number * series.width, 1) if by == "step" else row.at - since for row in series.rows]
+    distances = sorted(after - before for before, after in itertools.pairwise(places))
+    usual = distances[len(distances) // 2] if distances else 0.0
+    for place, row in zip(places, series.rows, strict=True):
+        if x and usual > 0 and place - (x[-1] or 0.0) > GAP * usual:
+            x, y, spread = [*x, None], [*y, None], [*spread, None]
+        x.append(place)
+        y.append(row.sums.mean)
+        spread.append(row.sums.spread)
+    return Line(label=label, x=x, y=y, spread=spread)

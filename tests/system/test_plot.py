@@ -1,0 +1,87 @@
+"""`specctl plot`: figures of runs over one another, in a terminal and as a picture; gaps stay gaps."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.driver import Specctl, poll_until
+
+PROGRAM = """
+import json, os, sys
+record = {"source": "trainer", "attempt": 1, "nonce": os.environ["SPECCTL_NONCE"]}
+print("step=1 loss=1 tok/s=1", flush=True)
+with open(os.environ["SPECCTL_RUN_DIR"] + "/metrics.jsonl", "w") as file:
+    for step in [*range(1, 41), *range(400, int(sys.argv[1]))]:
+        for worker, loss in ((None, 4.0), ("drafter-0", 3.0), ("drafter-1", 5.0)):
+            row = {**record, "time": 1e9 + step, "step": step, "worker": worker, "loss": loss + step / 1e3, "own": step}
+            file.write(json.dumps(row) + "\\n")
+    file.write(json.dumps({**record, "nonce": "another", "step": 9999, "worker": None, "loss": 77.0}) + "\\n")
+    file.write("{ cut")
+"""
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[tuple[Specctl, list[str]]]:
+    specctl, ids = Specctl(), []
+    (specctl.project / "writes.py").write_text(PROGRAM)
+    for last in ("440", "3000"):
+        done = specctl.launch("--until", "process", "--", sys.executable, "writes.py", last)
+        ids.append(done.json["run_id"])
+        poll_until(lambda: specctl.status(ids[-1])["state"] == "SUCCEEDED")
+    yield specctl, ids
+    specctl.close()
+
+
+def test_runs_are_drawn_over_one_another_with_gaps_where_nothing_was_written(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, ids = runs
+    done = specctl("plot", *ids, "-m", "loss", "--json")
+    assert done.code == 0 and [run["run_id"] for run in done.json["runs"]] == ids and done.json["by"] == "step"
+    short, long = done.json["lines"]["loss"]
+    assert [line["label"] for line in (short, long)] == ids
+    at = short["x"].index(None)
+    assert short["x"][at - 1 : at + 2] == [40, None, 400] and short["y"][at] is None and len(short["x"]) == 81
+    assert short["y"][:2] == [4.001, 4.002] and short["spread"][0] is None
+    # 2,640 steps do not fit into 512 points: each is the mean of eight, with its spread.
+    assert len(long["x"]) < 520 and None in long["x"] and long["spread"][-2] > 0
+    assert 77.0 not in short["y"], "a line of another attempt is none of this run"
+    text = specctl("plot", *ids, "--metric", "loss, own")
+    assert text.code == 0 and text.out.count("┌") == 2 and all(run in text.out for run in ids)
+    assert "\x1b" not in text.out and f"{ids[0]} on local: SUCCEEDED" in text.err
+
+
+def test_workers_have_lines_of_their_own(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, (short, _) = runs
+    lines = specctl("plot", short, "-m", "loss", "--workers", "--json").json["lines"]["loss"]
+    assert [line["label"] for line in lines] == [short, f"{short} drafter-0", f"{short} drafter-1"]
+    assert [line["y"][0] for line in lines] == [4.001, 3.001, 5.001]
+
+
+def test_a_picture_is_written_whole(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, ids = runs
+    done = specctl("plot", *ids, "-m", "loss,own", "--time", "--png", "out.png")
+    data = (specctl.project / "out.png").read_bytes()
+    assert done.code == 0 and done.out == "" and "wrote out.png" in done.err
+    width, height = struct.unpack(">II", data[16:24])
+    assert data.startswith(b"\x89PNG") and width > 1000 and height > 800
+    assert not list(specctl.project.glob(".out*")), "nothing is left aside"
+    bad = specctl("plot", ids[0], "-m", "loss", "--png", "out.docx")
+    assert bad.code == 2 and "out.docx cannot be written" in bad.err
+
+
+def test_a_figure_that_nobody_wrote_is_named_with_those_there_are(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, ids = runs
+    done = specctl("plot", ids[0], "-m", "los", "--json")
+    assert done.code == 4 and json.loads(done.out)["error"]["hint"] == "there is: loss, own"
+
+
+def test_a_plot_without_its_libraries_says_how_to_get_them(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, ids = runs
+    (specctl.home / "hidden").mkdir()
+    (specctl.home / "hidden" / "plotext.py").write_text("raise ImportError")
+    done = specctl("plot", ids[0], "-m", "loss", PYTHONPATH=f"{specctl.home / 'hidden'}:{':'.join(sys.path)}")
+    assert done.code == 2 and "a plot needs plotext" in done.err and "pip install 'specctl[plot]'" in done.err
