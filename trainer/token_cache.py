@@ -112,7 +112,7 @@ class Writer:
         self._begin()
 
     def _begin(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hashes = hashlib.sha256(), hashlib.sha256()
         self._length = self._trained = 0
         self._pair, self._last = -1, False
 
@@ -121,8 +121,8 @@ class Writer:
         if not len(ids):
             return
         marks = trained.astype(np.uint8)
-        self._hash.update(ids.astype("<i4").tobytes())
-        self._hash.update(marks.tobytes())
+        for hashed, data in zip(self._hashes, (ids.astype("<i4"), marks), strict=True):
+            hashed.update(data.tobytes())
         if self._pair < 0:
             joined = np.concatenate([[self._last], trained])
             pairs = np.flatnonzero(joined[:-1] & joined[1:])
@@ -148,9 +148,11 @@ class Writer:
             self.documents += 1
             row = np.zeros(1, dtype=TABLE)
             row["end"], row["at"], row["source"], row["pair"] = self.end, at, source, self._pair
-            row["trained"], row["hash"] = self._trained, np.frombuffer(self._hash.digest(), dtype="<u8")
+            # The same in however many parts it was written.
+            both = hashlib.sha256(b"".join(hashed.digest() for hashed in self._hashes)).digest()
+            row["trained"], row["hash"] = self._trained, np.frombuffer(both[:16], dtype="<u8")
             self._files["documents.bin"].write(row.tobytes())
-            self._digest.update(self._length.to_bytes(8, "little") + self._hash.digest())
+            self._digest.update(both)
         self._begin()
 
     def _forget(self) -> None:
