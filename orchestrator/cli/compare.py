@@ -32,7 +32,7 @@ def compare(
     json: JsonOption = False,
     inventory: InventoryOption = None,
 ) -> None:  # fmt: skip
-    """Compare a run with a later one: did my fix work?
+    """Compare a run with a later one, and say whether its failure is gone.
 
     What became of A's failure in B (the same exception is known by its type and frames), what changed between them in
     code, configuration, command and environment, and how both train over the same steps. A run that ended before the

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
 from rich.console import Console
 from rich.text import Text
 
@@ -27,6 +32,38 @@ def show(console: Console, result: Result) -> None:
         console.print(f"No run on {', '.join(answered)} is live or ended within 24 hours.", highlight=False)
     if result.older:
         console.print(f"{result.older} older: specctl status --all", style="dim", highlight=False)
+
+
+def watch(console: Console, look: Callable[[], Result], *, every_s: float) -> NoReturn:
+    """Shows what `look` sees on the whole screen, again and again, until an interrupt; then what it saw last stays."""
+    seen = None
+    try:
+        with console.screen(hide_cursor=True) as screen:
+            while True:
+                began = time.monotonic()
+                seen = look()
+                at = time.strftime("%H:%M:%S")
+                head = Text(f"seen at {at}, again every {every_s:g} s; Ctrl-C ends", style="dim")
+                screen.update(Text("\n").join([head, Text(), *_screen(console, seen)]))
+                time.sleep(max(0.0, every_s - (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        if seen is not None:
+            show(console, seen)
+        raise
+
+
+def _screen(console: Console, result: Result) -> list[Text]:
+    """As many lines of the answer as the screen has room for."""
+    page = Console(
+        file=io.StringIO(), force_terminal=True, width=console.width, highlight=False, color_system="truecolor",
+        no_color=console.no_color,
+    )  # fmt: skip
+    show(page, result)
+    lines = page.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    room = max(1, console.height - 3)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines: a higher terminal, or name some runs"]
+    return [Text.from_ansi(line) for line in lines]
 
 
 def _details(console: Console, result: Result) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.driver import Specctl
+from tests.driver import Specctl, poll_until
 from tests.terminal import typed
 
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -99,3 +99,19 @@ def test_no_colour_and_a_dumb_terminal(specctl: Specctl) -> None:
         terminal.end()
         assert "\x1b" not in terminal.seen.decode(), "where nothing can move, nothing does"
         assert "accepted" in terminal.text
+
+
+def test_a_watched_status_goes_on_until_an_interrupt_and_leaves_what_it_saw_last(specctl: Specctl) -> None:
+    program = "import time\nfor n in range(1, 10**6): print(f'step={n} loss=1 tok/s=5', flush=True); time.sleep(.05)"
+    run = specctl.launch("--name", "watched", "--", sys.executable, "-c", program).json["run_id"]
+    with typed(specctl, "status", run, "--watch", "--every", "0.5", columns=160) as terminal:
+        first = int(re.search(rf"{run}\s+local\s+RUNNING\s+([\d,]+)", terminal.until("tok/s"))[1].replace(",", ""))
+        poll_until(lambda: (specctl.status(run)["step"] or 0) > first + 20)
+        assert specctl("stop", run).code == 0
+        terminal.until("STOPPED")
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        after = terminal.seen.decode().rpartition("\x1b[?1049l")[2]
+        assert run in after and "STOPPED" in after, "what it saw last stays on the terminal"
+    done = specctl("status", "--watch")
+    assert done.code == 2 and "--watch needs a terminal" in done.err
