@@ -1,5 +1,5 @@
-"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `schema`: parse, catch signals
-before anything slow is imported, run, and say how it ended.
+"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `schema`: parse,
+catch signals before anything slow is imported, run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
 than 5 s after the first, ended it at once.
@@ -8,8 +8,10 @@ than 5 s after the first, ended it at once.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from pathlib import Path
 
 from trainer import tracking
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
@@ -39,12 +41,18 @@ def main(argv: list[str] | None = None) -> int:
     data_verb.add_argument("--samples", metavar="N", type=int, default=3, help="documents to show (3)")
     data_verb.add_argument("--row", metavar="WHERE", help="show this one, such as chat.jsonl:17, or why it is dropped")
     data_verb.add_argument("--json", action="store_true", help="all of it as JSON")
+    bench_verb = verbs.add_parser("bench", help="train some steps, keep nothing, say what took how long")
+    bench_verb.add_argument("config", metavar="CONFIG")
+    bench_verb.add_argument("--steps", type=int, default=30, metavar="N", help="that are measured (default: 30)")
+    bench_verb.add_argument("--json", action="store_true", help="print the figures as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
     if arguments.verb == "schema":
         return print_schema()
     if arguments.verb == "plan":
         return print_plan(arguments.config)
+    if arguments.verb == "bench":
+        return measure(arguments.config, steps=max(1, arguments.steps), as_json=arguments.json)
     if arguments.verb == "doctor":
         return examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
     if arguments.verb == "data":
@@ -112,6 +120,33 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
         return 2
 
 
+def measure(path: str, *, steps: int, as_json: bool) -> int:
+    stop = StopRequest()
+    stop.listen()
+    try:
+        config = load_config(path)
+        check_inputs(config)
+        from rich.console import Console
+
+        from trainer import bench
+
+        directory = os.environ.get("SPECCTL_RUN_DIR") or expand_path(config.output_dir, key="output_dir")
+        found = bench.bench(config, Path(directory), stop, steps=steps)
+    except ConfigError as error:
+        complain(str(error))
+        return 2
+    if found is None:
+        return 1
+    if not found["workers"]:
+        complain(bench.sentence(found))
+        return 1
+    if as_json:
+        print(json.dumps(found, indent=1), flush=True)
+    else:
+        Console(width=None if sys.stdout.isatty() else LOG_COLUMNS).print(bench.table(found))
+    return 0
+
+
 def print_data(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments.config)
@@ -133,8 +168,6 @@ def print_data(arguments: argparse.Namespace) -> int:
 
 
 def print_schema() -> int:
-    import json
-
     from trainer.config import Config
     from typedyaml.jsonschema import json_schema
 

@@ -31,6 +31,9 @@ def complain(line: str) -> None:
 class Console(Protocol):
     """Called from any thread."""
 
+    def open(self) -> None:
+        """Somebody has something to say from now on."""
+
     def say(self, line: str) -> None:
         """A line, or several, on stdout."""
 
@@ -66,6 +69,9 @@ def console_for(environ: Mapping[str, str]) -> Console:
 class PlainConsole:
     def __init__(self) -> None:
         self._lock = threading.Lock()
+
+    def open(self) -> None:
+        pass
 
     def say(self, line: str) -> None:
         with self._lock:
@@ -133,6 +139,8 @@ class LiveConsole:
             console=self._console, get_renderable=self._render, refresh_per_second=REFRESH_HZ,
             redirect_stderr=sys.stderr.isatty(),
         )  # fmt: skip
+
+    def open(self) -> None:
         self._live.start()
 
     def say(self, line: str) -> None:

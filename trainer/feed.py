@@ -69,6 +69,7 @@ class Feed:
                  first: int, cursor: Cursor) -> None:  # fmt: skip
         self.config, self.rows, self.targets, self.owners = config, rows, targets, owners
         self.first, self._cursor = first, cursor
+        self._timer = owners[0].timer
         self._pinned = any(replica.device.type == "cuda" for replica in owners)
         self._works: dict[int, Channel[Work | None]] = {number: Channel(config.queue_depth) for number in targets}
         self._shares: list[Channel[MicroBatch]] = [Channel(config.queue_depth, first=first) for _ in owners]
@@ -83,7 +84,8 @@ class Feed:
         channels, cursor = list(self._works.values()), self._cursor
         for step in range(self.first, self.config.steps + 1):
             worker.step, worker.doing = step, "draws anchors"
-            works, cursor = self._lay_out(step, cursor)
+            with self._timer.measure("data", torch.device("cpu"), step):
+                works, cursor = self._lay_out(step, cursor)
             for work in works:
                 channels[(step * len(works) + work.share) % len(channels)].put(work)
         for channel in channels:
@@ -110,7 +112,8 @@ class Feed:
 
     def _made(self, work: Work, target: Target, number: int) -> MicroBatch:
         begin = mark(target.device)
-        features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
+        with self._timer.measure("target forward", target.device, work.step):
+            features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
         made = Span(begin=begin, end=mark(target.device))
         return self.owners[work.share].accept(
             step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,

@@ -129,6 +129,7 @@ class Reporter:
     def open(self) -> None:
         """Raises `ConfigError` where no directory can be for the records."""
         self.records.open()
+        self.console.open()
 
     def track(self, config: TrackingConfig, settings: Mapping[str, Any], *, steps_done: int) -> None:
         """Tell trackers too from now on. `settings` is the whole configuration, for people."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.blocks import Blocks, bring
-from trainer.clock import Span, mark
+from trainer.clock import Span, Timer, mark
 from trainer.config import Config
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.graphs import Graphs
@@ -143,6 +143,8 @@ class Replica:
         self.steps_done = 0
         """Optimizer steps, begun at least as far as the device is concerned."""
         self._stalls: list[Span] = []
+        self.timer = Timer()
+        """Of the run, which sets it."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._exchange = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -169,7 +171,13 @@ class Replica:
         # A copy from another device begins when the target is through, and holds up neither what the target does next
         # nor what this replica does meanwhile.
         with torch.cuda.stream(self._intake) if elsewhere else contextlib.nullcontext():
-            features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
+            if elsewhere and self.timer.on and features_BSF.is_cuda:
+                # Or the time that it takes would begin with the target's.
+                torch.cuda.current_stream(self.device).wait_event(
+                    torch.cuda.current_stream(features_BSF.device).record_event()
+                )
+            with self.timer.measure("hand-over", self.device, step):
+                features_BSF, blocks = bring(features_BSF, self.device), blocks.to(self.device)
             if self._stream is not None:
                 ready = torch.cuda.current_stream(self.device).record_event()
                 for tensor in (features_BSF, *blocks.tensors()):
@@ -200,12 +208,16 @@ class Replica:
             self.flat.adds = number > 0
             self.loss_and_gradients(batch)
         self.flat.adds = False
+        step = self.steps_done + 1
         for exchange in (average, share_doubts):
             if exchange is not None:
-                exchange()
+                with self.timer.measure("exchange", self.device, step):
+                    exchange()
         self.optimizer.lr.fill_(lr)
-        self._run(("finish", average is not None), {}, functools.partial(self._finish, averaged=average is not None))
-        self.steps_done += 1
+        finish = functools.partial(self._finish, averaged=average is not None)
+        with self.timer.measure("optimizer", self.device, step):
+            self._run(("finish", average is not None), {}, finish)
+        self.steps_done = step
         if after is not None:
             after()
         hash_ = weight_hash(self.flat.weights) if hashed else None
@@ -225,7 +237,8 @@ class Replica:
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
             self._stalls.append(Span(begin=begin, end=mark(self.device)))
         self._weight_sum.fill_(batch.weight_sum / self.scale)
-        self._run((batch.shape, self.flat.adds), batch.inputs(), self._forward_backward)
+        with self.timer.measure("drafter forward + backward", self.device, batch.step):
+            self._run((batch.shape, self.flat.adds), batch.inputs(), self._forward_backward)
 
     # --- what a device does in a step -------------------------------------------------------------------------------
 

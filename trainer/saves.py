@@ -76,6 +76,8 @@ class Saves:
         self.root = reporter.identity.directory / "checkpoints"
         self.run: str | None = checkpoint.run_of_root(self.root)
         """Tells this run's checkpoints from those of another that have got into the same place."""
+        self.off = False
+        """What is measured is not kept."""
         self.last = "none"
         """The last good checkpoint, for a person."""
 
@@ -120,6 +122,8 @@ class Saves:
 
     def save(self, member: Replica, *, step: int, cursor: Cursor, skipped: int, tokens: int) -> None:
         """What `member` and all others hold after `step`. Raises `SaveFailed`, and then nothing else has changed."""
+        if self.off:
+            return
         started = time.monotonic()
         self.reporter.phase("checkpoint")
         self.reporter.checkpointing(True)

@@ -20,6 +20,7 @@ import torch
 
 from trainer import compile_plan, regroup
 from trainer.checkpoint import Checkpoint
+from trainer.clock import Timer
 from trainer.config import Config
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
@@ -116,6 +117,9 @@ class Training:
         if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
             for member in self.members.values():
                 member.exchange_early()
+        self.timer = Timer()
+        for member in self.members.values():
+            member.timer = self.timer
         self.warmup = Warmup(config, reporter, rows, self.targets, self.members)
         self.refusals = Refusals(config, reporter, rows)
         self.lost: list[str] = []
