@@ -1,7 +1,7 @@
 """How fast is a drafter's training step, and the target's forward, against what this card can do?
 
     python -m bench.trainer [--shapes qwen3-8b] [--length 2048] [--drafters 1 3] [--graphs on off] [--steps 20]
-                            [--apart] [--processes N] [--target] [--out FILE]
+                            [--loss auto] [--apart] [--processes N] [--target] [--out FILE]
 
 Prints a JSON line for the ceiling (bf16 matrix product of 8192, TFLOP/s), then one for each number of drafters, every
 one a thread with a replica of its own on the same device, which average their gradients as in a run (`--apart`: which
@@ -116,9 +116,10 @@ def make_batch(member: Replica, sizes: dict[str, Any], length: int, rank: int) -
     )  # fmt: skip
 
 
-def config_for(sizes: dict[str, Any], length: int, device: torch.device, drafters: int) -> Config:
+def config_for(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, *, loss: str = "auto"
+               ) -> Config:  # fmt: skip
     return Config.model_validate({
-        "steps": "1", "batch_size": str(drafters), "target": {"path": "-"},
+        "steps": "1", "batch_size": str(drafters), "target": {"path": "-"}, "loss": {"kernel": loss},
         "devices": {"target": [str(device)], "drafter": [str(device)] * drafters},
         "data": {"kind": "python-docs", "sequence_length": str(length)}, "optimizer": {"lr": "1e-5"},
         "drafter": {"layers": str(sizes["shape"].layers), "block_size": str(sizes["block_size"]),
@@ -130,15 +131,15 @@ class Drafters:
     """So many replicas on one device, warm, with a thread each; `run` lets them step."""
 
     def __init__(self, sizes: dict[str, Any], length: int, device: torch.device, count: int, *, graphs: bool,
-                 apart: bool) -> None:  # fmt: skip
+                 apart: bool, loss: str) -> None:  # fmt: skip
         self.device, self.count, self.apart = device, count, apart or count == 1
-        config = config_for(sizes, length, device, count)
+        config = config_for(sizes, length, device, count, loss=loss)
         table, head = (
             (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=device) * 0.02).to(torch.bfloat16)
             for _ in range(2)
         )
         ends = FrozenEnds(embedding_VH=table, head_VH=head)
-        self.kernels = kernels_for(device)
+        self.kernels = kernels_for(device, loss_kernel=loss)
         self.members = [
             Replica(sizes["shape"], ends, self.kernels, config, device, initial=generator_for("weights"))
             for _ in range(count)
@@ -212,14 +213,14 @@ class Drafters:
 
 
 def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, steps: int, *, graphs: bool,
-            apart: bool) -> dict[str, Any]:  # fmt: skip
-    made = Drafters(sizes, length, device, drafters, graphs=graphs, apart=apart)
+            apart: bool, loss: str) -> dict[str, Any]:  # fmt: skip
+    made = Drafters(sizes, length, device, drafters, graphs=graphs, apart=apart, loss=loss)
     compiles = compile_plan.watch.compiles
     made.run(WARM)
     times, seconds = made.run(steps)
     low, step_ms, high = (round(value, 2) for value in statistics.quantiles(times, n=4))
     return {
-        "drafters": drafters, "graphs": graphs, "exchange": not made.apart, "length": length,
+        "drafters": drafters, "loss": loss, "graphs": graphs, "exchange": not made.apart, "length": length,
         "step_ms": step_ms, "step_ms_quartiles": [low, high], "steps_s": round(drafters * steps / seconds, 1),
         "core_ms": round(made.core_ms(min(steps, 20)), 2) if drafters == 1 else None,
         "tflop_s": drafters * useful_flop(sizes, length) * steps / seconds / 1e12,
@@ -233,6 +234,7 @@ def processes(arguments: argparse.Namespace, count: int, *, graphs: bool) -> dic
     command = [
         sys.executable, "-m", "bench.trainer", "--child", "--shapes", arguments.shapes,
         "--graphs", "on" if graphs else "off", "--length", str(arguments.length), "--steps", str(arguments.steps),
+        "--loss", arguments.loss,
     ]  # fmt: skip
     children = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
@@ -247,8 +249,9 @@ def processes(arguments: argparse.Namespace, count: int, *, graphs: bool) -> dic
     return {"processes": count, "graphs": graphs, "steps_s": round(sum(rates), 1), "each": rates}
 
 
-def child(sizes: dict[str, Any], length: int, device: torch.device, steps: int, *, graphs: bool) -> None:
-    made = Drafters(sizes, length, device, 1, graphs=graphs, apart=True)
+def child(sizes: dict[str, Any], length: int, device: torch.device, steps: int, *, graphs: bool, loss: str
+          ) -> None:  # fmt: skip
+    made = Drafters(sizes, length, device, 1, graphs=graphs, apart=True, loss=loss)
     made.run(WARM)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -297,6 +300,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--drafters", type=int, nargs="*", default=[1, 3])
     parser.add_argument("--graphs", choices=("on", "off"), nargs="+", default=["on"])
+    parser.add_argument("--loss", choices=("auto", "chunked", "fused", "liger"), default="auto")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--target", action="store_true")
@@ -307,7 +311,7 @@ def main() -> None:
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     sizes = SHAPES[arguments.shapes]
     if arguments.child:
-        child(sizes, arguments.length, device, arguments.steps, graphs=arguments.graphs == ["on"])
+        child(sizes, arguments.length, device, arguments.steps, graphs=arguments.graphs == ["on"], loss=arguments.loss)
         return
     ceiling = ceiling_tflop_s(device)
     card = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -327,7 +331,8 @@ def main() -> None:
     for drafters in arguments.drafters:
         for graphs in [one == "on" and device.type == "cuda" for one in arguments.graphs]:
             found(measure(
-                sizes, arguments.length, device, drafters, arguments.steps, graphs=graphs, apart=arguments.apart
+                sizes, arguments.length, device, drafters, arguments.steps, graphs=graphs, apart=arguments.apart,
+                loss=arguments.loss,
             ))  # fmt: skip
     if arguments.processes:
         for graphs in [one == "on" and device.type == "cuda" for one in arguments.graphs]:

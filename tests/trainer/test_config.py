@@ -55,6 +55,13 @@ def test_an_exponent_is_a_number(tmp_path: Path) -> None:
         ("length: 128", "length: 128\n  buckets: [64]", "data.buckets", "must end with sequence_length, which is 128"),
         ("length: 128", "length: 128\n  buckets: [4, 128]", "data.buckets[0]", "greater than or equal to 8"),
         ("block_size: 8", "block_size: 129", "drafter.block_size", "must not exceed data.sequence_length"),
+        ("resume: auto", "loss:\n  alpha: 0.5", "loss.alpha", "belongs to weights: d-pace"),
+        ("resume: auto", "loss:\n  weights: d-pace\n  decay: 4", "loss.decay", "belongs to weights: exponential"),
+        ("layers: 1", "layers: 1\n  loss_decay: 4", "drafter.loss_decay", "is loss.decay now"),
+        ("layers: 1", "layers: 1\n  head_chunk_rows: 4", "drafter.head_chunk_rows", "is loss.chunk_rows now"),
+        ("lr: 1e-3", "lr: 1e-3\n  decay_shape: linear", "optimizer.decay_shape", "belongs to schedule: wsd"),
+        ("lr: 1e-3", "schedule: wsd\n  lr: 1e-3\n  decay_fraction: 1", "optimizer.decay_fraction", "at most 1"),
+        ("lr: 1e-3", "lr: 1e-3\n  ema: 1", "optimizer.ema", "less than 1"),
     ],
 )
 def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: str, new: str, key: str, problem: str

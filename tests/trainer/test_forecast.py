@@ -23,14 +23,15 @@ from trainer.optim import FlatWeights
 
 
 @pytest.mark.parametrize(
-    ("layers", "chunk_rows", "buckets"), [(1, 1000, None), (3, 24, None), (2, 11, None), (2, 40, [8, 24, 48])]
+    ("layers", "kernel", "chunk_rows", "buckets"),
+    [(1, "fused", 1000, None), (3, "fused", 24, None), (2, "chunked", 11, None), (2, "fused", 40, [8, 24, 48])],
 )
-def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, Any], layers: int, chunk_rows: int,
-                                               buckets: list[int] | None) -> None:  # fmt: skip
+def test_what_is_planned_is_what_gets_compiled(train: Any, settings: dict[str, Any], layers: int, kernel: str,
+                                               chunk_rows: int, buckets: list[int] | None) -> None:  # fmt: skip
     torch._dynamo.reset()
     kernels.kernels_for.cache_clear()
     settings["drafter"]["layers"] = layers
-    settings["loss"] = {"chunk_rows": chunk_rows}
+    settings["loss"] = {"kernel": kernel, "chunk_rows": chunk_rows}
     settings["data"]["buckets"] = buckets
     settings |= {"compile_on_cpu": "aot_eager", "steps": 1, "batch_size": 2}
     training = train(settings)

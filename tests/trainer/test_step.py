@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.support import losses, records
 from trainer.attention import DenseAttention
+from trainer.config import ConfigError
 from trainer.drafter import Drafter
 from trainer.kernels import plain
 from trainer.loss import PLAIN, block_loss
@@ -153,6 +155,25 @@ def test_replicas_that_step_on_their_own_divide_by_their_own_pace_weights(
         for name in ("grads", "params")
     }
     assert own["params"] == pytest.approx(own["grads"], rel=1e-5) and len(own["grads"]) == 2
+
+
+def test_a_run_with_pace_weights_resumes_to_the_bit_and_not_with_other_weights(
+    train: Train, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings["optimizer"] |= {"schedule": "wsd", "warmup_fraction": 0.0, "decay_fraction": 0.1, "ema": 0.9}
+    settings["loss"] = PACE
+    whole = train({**settings, "steps": 10, "output_dir": str(tmp_path / "whole")})
+    split = {**settings, "output_dir": str(tmp_path / "split")}
+    train({**split, "steps": 10, "checkpoint_every": 4})
+    shutil.rmtree(tmp_path / "split" / "checkpoints" / "step-10")
+    resumed = train({**split, "steps": 10})
+    assert losses(tmp_path / "split")[-2:] == losses(tmp_path / "whole")[-2:]
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert torch.equal(resumed.members[0].ema.weights, whole.members[0].ema.weights)
+    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
+    with pytest.raises(ConfigError, match="not the same loss as then"):
+        train({**split, "steps": 11, "loss": {**PACE, "alpha": 0.4}})
+    train({**split, "steps": 11, "loss": {**PACE, "kernel": "chunked", "chunk_rows": 20}})
 
 
 class NoWaiting(TorchDispatchMode):
