@@ -38,7 +38,11 @@ class DenseAttention:
     def __call__(self, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask: Any) -> Tensor:
         groups = query_BHTD.shape[1] // key_BGKD.shape[1]
         key, value = key_BGKD.repeat_interleave(groups, dim=1), value_BGKD.repeat_interleave(groups, dim=1)
-        return F.scaled_dot_product_attention(query_BHTD, key, value, attn_mask=mask)
+        return self.attend(query_BHTD, key, value, mask)
+
+    def attend(self, query_BHTD: Tensor, key_BHKD: Tensor, value_BHKD: Tensor, mask: Tensor) -> Tensor:
+        """With as many key heads as query heads."""
+        return F.scaled_dot_product_attention(query_BHTD, key_BHKD, value_BHKD, attn_mask=mask)
 
 
 class SparseAttention:

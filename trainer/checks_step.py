@@ -6,21 +6,30 @@ import collections
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trainer import leak
+from trainer.attention import DenseAttention
 from trainer.checkup import Check, Finding, Patient, fail, ok, warn
+from trainer.drafter import Drafter
 from trainer.feed import step_blocks, target_inputs
+from trainer.kernels import plain
 from trainer.leak import Case, Leak
+from trainer.loss import PLAIN, block_loss
 from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch, Replica
 from trainer.throughput import Amount
 from trainer.warmup import settle
 
+Measure = Callable[[torch.device, Callable[[], Any]], Any]
+
+GRADIENTS_ALIKE = {torch.float32: 1e-2, torch.bfloat16: 0.15}
+"""How far gradients may be off, by the type of the arithmetic; a kernel that is wrong is off by a large part."""
 A_DEFECT = "a defect of the trainer: a drafter that was trained so is worthless; do not train with it"
 
 
@@ -116,20 +125,21 @@ def batch_of(patient: Patient, member: Replica, length: int) -> MicroBatch:
         )  # fmt: skip
 
 
-def take_step(patient: Patient, member: Replica, batch: MicroBatch) -> Figures:
-    """Forward, backward and optimizer, in a thread of its own as in a run."""
-    done: list[Figures | BaseException] = []
+def take_step(patient: Patient, member: Replica, batch: MicroBatch, *, measure: Measure | None = None) -> Any:
+    """Forward, backward and optimizer, in a thread of its own as in a run: the figures, or what `measure` makes of the
+    device and the step."""
+    done: list[Any] = []
+
+    def one() -> Figures:
+        with member.stream():
+            if member.device.type == "cuda" and torch.cuda.current_device() != (member.device.index or 0):
+                raise RuntimeError(f"the thread for {member.device} works on cuda:{torch.cuda.current_device()}")
+            return member.step([batch], lr=patient.config.optimizer.lr, hashed=True)
 
     def work() -> None:
         try:
             settle(patient.config, member)
-            with member.stream():
-                here = torch.cuda.current_device() if member.device.type == "cuda" else None
-                if here is not None and here != (member.device.index or 0):
-                    raise RuntimeError(f"the thread for {member.device} works on cuda:{here}")
-                figures = member.step([batch], lr=patient.config.optimizer.lr, hashed=True)
-            figures.wait()
-            done.append(figures)
+            done.append(one() if measure is None else measure(member.device, one))
         except BaseException as error:
             done.append(error)
 
@@ -138,6 +148,8 @@ def take_step(patient: Patient, member: Replica, batch: MicroBatch) -> Figures:
     thread.join()
     if isinstance(done[0], BaseException):
         raise done[0]
+    if isinstance(done[0], Figures):
+        done[0].wait()
     return done[0]
 
 
@@ -148,7 +160,7 @@ def step(patient: Patient) -> Finding:
     for device, member in first.items():
         for length in patient.config.data.lengths:
             before = member.flat.weights.clone()
-            with _as_it_was(member):
+            with as_it_was(member):
                 figures = take_step(patient, member, batch_of(patient, member, length))
                 still = [name for name, tensor in member.flat.named(member.flat.gradients).items() if not tensor.any()]
                 moved = float((member.flat.weights != before).float().mean())
@@ -170,7 +182,7 @@ def determinism(patient: Patient) -> Finding:
     length = patient.config.data.lengths[0 if patient.quick else -1]
     hashes = []
     for _ in range(2):
-        with _as_it_was(member):
+        with as_it_was(member):
             figures = take_step(patient, member, batch_of(patient, member, length))
             assert figures.hash is not None
             hashes.append((int(figures.hash), figures.loss, figures.norm))
@@ -179,6 +191,54 @@ def determinism(patient: Patient) -> Finding:
         advice = "runs cannot be repeated to the bit"
         return fail(said, advice) if member.device.type == "cpu" else warn(said, advice)
     return ok(f"the same step twice on {member.device}, target and all: the same bits")
+
+
+def kernels(patient: Patient) -> Finding:
+    """What is compiled, forward and backward, against what is written, in float32 and row by row."""
+    member, config = patient.member, patient.config
+    if not member.kernels.compiles:
+        return ok("nothing is compiled: the CPU runs everything as it is written")
+    batch = batch_of(patient, member, config.data.sequence_length)
+
+    def gradients(_device: torch.device, _step: Callable[[], Any]) -> Tensor:
+        with member.stream():
+            member.loss_and_gradients(batch)
+            return member.flat.gradients.clone()
+
+    try:
+        found = take_step(patient, member, batch, measure=gradients)
+        expected = _as_written(patient, member, batch)
+    except torch.OutOfMemoryError:
+        return warn("there is no room for the same step as it is written", "compare with fewer drafter.anchors once")
+    apart = {
+        name: float((place - expected[name]).norm() / expected[name].norm().clamp(min=1e-30))
+        for name, place in member.flat.named(found).items()
+    }  # fmt: skip
+    worst = max(apart, key=apart.__getitem__)
+    said = f"compiled gradients differ by {apart[worst]:.2%} at most from those of the same step as it is written, in"
+    said += f" float32 ({worst})"
+    if not apart[worst] < GRADIENTS_ALIKE[member.ends.head_VH.dtype]:
+        return fail(said, "another version of torch: this one compiles the drafter to something else", apart=apart)
+    return ok(said, apart=apart)
+
+
+def _as_written(patient: Patient, member: Replica, batch: MicroBatch) -> dict[str, Tensor]:
+    """Gradients by the parameter's name."""
+    device, config = member.device, patient.config
+    drafter = Drafter(member.drafter.shape).to(device)
+    drafter.load_state_dict(member.weights())
+    ends = member.ends.to(device, torch.float32)
+    with member.stream():
+        for row in range(len(batch.features_BSF)):
+            part = slice(row, row + 1)
+            blocks = batch.blocks.rows(part)
+            slots_BTH = drafter(batch.features_BSF[part].float(), blocks, ends, plain(DenseAttention()))
+            loss, _ = block_loss(
+                slots_BTH, blocks, ends.head_VH, weight_sum=batch.weight_sum, chunk_rows=config.loss.chunk_rows,
+                head_loss=PLAIN[False], alpha=config.loss.pace_alpha,
+            )  # fmt: skip
+            loss.backward()
+    return {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.grad is not None}
 
 
 def first_loss(patient: Patient) -> Finding:
@@ -216,7 +276,7 @@ def first_loss(patient: Patient) -> Finding:
 
 
 @contextlib.contextmanager
-def _as_it_was(member: Replica) -> Iterator[None]:
+def as_it_was(member: Replica) -> Iterator[None]:
     """Weights and moments are fresh afterwards, as they were before."""
     state = [tensor.clone() for tensor in member.state()]
     done, refused = member.steps_done, member.refused
@@ -235,6 +295,7 @@ CHECKS = [
     Check(name="leak: text", what="nor by way of the target", look=text),
     Check(name="as served", what="a block drafted alone comes out as in training", look=served),
     Check(name="step", what="a whole step at the run's real shapes on each device", look=step),
+    Check(name="kernels", what="what is compiled computes what is written, forward and backward", look=kernels),
     Check(name="determinism", what="the same step twice leaves the same weights", look=determinism),
     Check(name="first loss", what="a fresh drafter is as good as guessing", look=first_loss),
 ]

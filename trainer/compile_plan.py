@@ -9,10 +9,11 @@ trace while another calls a compiled kernel, which is what kills drafters elsewh
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -79,6 +80,17 @@ class Watch:
     def seal(self) -> None:
         torch.compiler.set_stance("fail_on_recompile")
         self.sealed = True
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Allow compiling inside, for what is no part of a run."""
+        was = self.sealed
+        self.open()
+        try:
+            yield
+        finally:
+            if was:
+                self.seal()
 
     def refuse_if_sealed(self, what: str) -> None:
         """Raises `LateCompile` for `what`, which would have to be compiled, after the warm-up."""

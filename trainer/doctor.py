@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer import checks_data, checks_model, checks_step
+from trainer import checks_data, checks_memory, checks_model, checks_step
 from trainer.checkup import (
     Check,
     Finding,
@@ -40,6 +40,7 @@ CHECKS = [
     *checks_data.CHECKS,
     Check(name="drafters", what="drafters fit their devices, and what compiles, compiles", look=make_the_drafters),
     *checks_step.CHECKS,
+    *checks_memory.CHECKS,
 ]  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """`python -m trainer plan`: what a run would compile, and how much memory it would take on each device.
 
-Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from the target's files, and a drafter's
-activations from a forward and backward over tensors without content (torch's `meta` device), in which what autograd
-would keep is added up. What is compiled keeps less than that, so the peak is an upper bound as far as activations go;
-the allocator's own losses and the CUDA context (about half a GiB) come on top. Of several buckets the longest has the
-most of everything, and so the peak.
+Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from the target's files, and what a step takes
+from going through one without any content (`planned_work.py`), all workers at their worst at once. On the CPU that is
+what is measured (`python -m trainer doctor` does), to a few percent. What is compiled for CUDA takes less, so that the
+peak is an upper bound there; the allocator's own losses and the CUDA context (about half a GiB) come on top. Of several
+buckets the longest has the most of everything, and so the peak.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainer import inputs
-from trainer.blocks import Blocks
 from trainer.config import Config, ConfigError, expand_path
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.kernels import plain
-from trainer.loss import PLAIN, block_loss, chunks
+from trainer.drafter import Drafter, DrafterShape
+from trainer.loss import chunks
+from trainer.optim import FlatWeights
+from trainer.planned_work import batch_bytes, drafter_work, micro_batch, target_work
 from trainer.target import arithmetic_dtype, drafter_dtype, shape_for
 
 GIB = 1 << 30
@@ -80,72 +79,14 @@ def forms(config: Config, device: torch.device) -> Iterator[Form]:
             yield Form(device=name, kind="last_chunk_loss", shape=f"{last} rows{of}", passes=passes)
 
 
-class _AttentionThatKeeps:
-    """Keeps for the backward what FlexAttention does: its inputs, its output and a number for each query."""
-
-    class _Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            out = torch.empty_like(query)
-            ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            query, key, value, *_ = ctx.saved_tensors
-            return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-    def mask(self, blocks: Blocks, context_length: int) -> None:
-        return None
-
-    def __call__(self, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask: Any) -> Tensor:
-        out: Tensor = self._Function.apply(query_BHTD, key_BGKD, value_BGKD)  # type: ignore[no-untyped-call]
-        return out
-
-
-def kept_bytes(shape: DrafterShape, config: Config, *, vocabulary: int, dtype: torch.dtype, rows: int, length: int
-               ) -> int:  # fmt: skip
-    """What autograd keeps of a drafter's forward over `rows` rows of `length` tokens, weights and inputs left out."""
-    drafter, count = config.drafter, config.anchors_at(length)
-    with torch.device("meta"):
-        module = Drafter(shape)
-        module.to(dtype)
-        table = torch.empty(vocabulary, shape.hidden, dtype=dtype)
-        features = torch.empty(rows, length, shape.captured * shape.hidden, dtype=dtype)
-        anchors = torch.empty(rows, count, dtype=torch.long)
-        slots = torch.empty(rows, count * drafter.block_size, dtype=torch.long)
-        supervised = torch.empty(rows, count, drafter.block_size - 1)
-        blocks = Blocks(
-            anchors_BN=anchors, valid_BN=anchors.bool(), starts_BN=anchors, positions_BS=features[..., 0].long(),
-            tokens_BT=slots, positions_BT=slots,
-            labels_BNk=supervised.long(), weights_BNk=supervised,
-        )  # fmt: skip
-    given = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), table, features, *blocks.tensors())}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    ends = FrozenEnds(embedding_VH=table, head_VH=table)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = module(features, blocks, ends, plain(_AttentionThatKeeps()))
-        block_loss(
-            out, blocks, table, weight_sum=1.0, chunk_rows=config.loss.chunk_rows,
-            head_loss=PLAIN[config.loss.kernel != "chunked"], alpha=config.loss.pace_alpha,
-        )  # fmt: skip
-    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in given)
-
-
-def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) -> dict[str, Memory]:
+def memory(config: Config, model: Any, shape: DrafterShape, *, layer_ids: list[int], parameters: int
+           ) -> dict[str, Memory]:  # fmt: skip
     """By device. `model` is the target's configuration, `parameters` the size of its weights."""
     text = model.get_text_config()
     found: dict[str, Memory] = {}
     share = config.batch_size // len(config.devices.drafter)
     # The longest bucket has the most of everything.
     length = config.data.sequence_length
-    tokens = share * length
-    widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     targets: dict[str, torch.dtype] = {}
     for name in config.devices.target:
         dtype = arithmetic_dtype(config.target.dtype, torch.device(name))
@@ -153,14 +94,12 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
         if name not in targets:
             here.target = parameters * dtype.itemsize
         targets[name] = dtype
-        # The widest layer's, and the captured ones, first apart and then side by side.
-        here.work += tokens * (3 * widest + (4 + 2 * shape.captured) * text.hidden_size) * dtype.itemsize
-        if config.data.packing:
-            # Who sees whom: a few bytes for each pair while it is put together, and a number where attention takes it.
-            here.work += tokens * length * (3 + dtype.itemsize)
+        here.work += _target_work(config, model, layer_ids, dtype, share, length)
+    features_dtype = targets[config.devices.target[0]]
+    features_BSF, blocks = micro_batch(shape, config, dtype=features_dtype, rows=share, length=length)
     ends_there: set[str] = set()
     with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in Drafter(shape).parameters())
+        drafter = Drafter(shape)
     for name in config.devices.drafter:
         device, here = torch.device(name), found.setdefault(name, Memory())
         dtype = drafter_dtype(config.drafter.dtype, device)
@@ -169,21 +108,33 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, parameters: int) 
             here.frozen_ends += (1 if tied else 2) * text.vocab_size * text.hidden_size * dtype.itemsize
         ends_there.add(name)
         # Weights, gradients, two moments and a moving average in float32, and what the module computes with.
+        flat = FlatWeights(drafter)
+        average = 0 if config.optimizer.ema is None else 1
         copy = 0 if dtype == torch.float32 else dtype.itemsize
-        average = 0 if config.optimizer.ema is None else 4
-        here.drafters += weights * (16 + average + copy)
-        first = targets[config.devices.target[0]]
-        feature = shape.captured * text.hidden_size * first.itemsize
-        here.queues += (config.queue_depth + 2) * tokens * feature
+        here.drafters += flat.exchanged.nbytes + len(flat.weights) * (4 * (3 + average) + copy)
+        # Those that wait, and the one that is worked on.
+        here.queues += (config.queue_depth + 1) * batch_bytes(features_BSF, blocks)
         if device.type == "cuda" and config.cuda_graphs != "off":
             # Each graph has inputs of its own, and the target's, of which there is one a shape, what it makes.
-            here.queues += 2 * share * sum(config.data.lengths) * feature
-        kept = kept_bytes(shape, config, vocabulary=text.vocab_size, dtype=dtype, rows=share, length=length)
-        supervised = share * config.drafter.anchors * (config.drafter.block_size - 1)
-        size, _ = chunks(supervised, config.loss.chunk_rows)
-        logits = size * text.vocab_size * (dtype.itemsize + 8)
-        here.work += max(kept + logits, kept // config.drafter.layers + weights * dtype.itemsize)
+            here.queues += 2 * sum(config.data.lengths) * features_BSF.nbytes // length
+        here.work += drafter_work(
+            shape, config, device, vocabulary=text.vocab_size, dtype=dtype, features_dtype=features_dtype, rows=share,
+            length=length,
+        )  # fmt: skip
     return found
+
+
+def _target_work(config: Config, model: Any, layer_ids: list[int], dtype: torch.dtype, rows: int, length: int) -> int:
+    try:
+        return target_work(
+            model, layer_ids=layer_ids, dtype=dtype, rows=rows, length=length, packing=config.data.packing
+        )  # fmt: skip
+    except Exception:  # a model's code is its own; one that looks into its tensors cannot run without any
+        text, tokens = model.get_text_config(), rows * length
+        widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        # The widest layer's, and the captured ones, first apart and then side by side; and who sees whom.
+        pairs = tokens * length * (3 + dtype.itemsize) if config.data.packing else 0
+        return pairs + tokens * (3 * widest + (4 + 2 * len(layer_ids)) * text.hidden_size) * dtype.itemsize
 
 
 def forecast(config: Config) -> str:
@@ -221,7 +172,7 @@ def forecast(config: Config) -> str:
     rows = [
         [name, *(f"{value / GIB:.2f}" for value in (
             one.target, one.frozen_ends, one.drafters, one.queues, one.work, one.peak))]
-        for name, one in memory(config, model, shape, parameters=parameters).items()
+        for name, one in memory(config, model, shape, layer_ids=layer_ids, parameters=parameters).items()
     ]  # fmt: skip
     lines += table(["device", "target", "frozen ends", "drafters", "queues", "a step's work", "peak"], rows)
     return "\n".join(lines)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer import compile_plan
 from trainer.attention import SparseAttention
 from trainer.blocks import Blocks, generator_for
 from trainer.config import Config
@@ -156,7 +157,7 @@ def _flex() -> Kernels:
     traced = torch.compile(flex.layer, backend="eager", dynamic=False, fullgraph=True)
 
     def layer(*inputs: Any) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), compile_plan.watch.lifted():
             slots: Tensor = traced(*inputs)
             return slots
 

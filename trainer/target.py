@@ -49,7 +49,7 @@ class Target:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = Graphs(self._stream)
         self._captured = _Captured()
-        layers = _decoder_layers(model)
+        layers = decoder_layers(model)
         for layer_id in layer_ids:
             layers[layer_id].register_forward_hook(self._hook(layer_id))
 
@@ -149,7 +149,7 @@ def load_target(config: TargetConfig, device: torch.device) -> Target:
         raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
     model.requires_grad_(False).eval().to(device)
     try:
-        layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(_decoder_layers(model)))
+        layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(decoder_layers(model)))
     except LayerError as error:
         raise ConfigError(f"{error.key}: {error}") from None
     return Target(model, tokenizer, layer_ids=layer_ids, device=device, files=file_digests(path))
@@ -239,7 +239,8 @@ def shape_for(model_config: Any, config: DrafterConfig, *, captured: int) -> Dra
     )
 
 
-def _decoder_layers(model: Any) -> nn.ModuleList:
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The layers that `layer_ids` count. Raises `ConfigError` for a model that has none."""
     count = model.config.get_text_config().num_hidden_layers
     for _, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -251,7 +252,7 @@ def _decoder_layers(model: Any) -> nn.ModuleList:
 def _see_that_nothing_scales(model: Any, embedding: nn.Embedding, head: nn.Linear) -> None:
     """Look at a few tokens: every family has its own name for a factor that it applies in between, or none at all."""
     entered: list[Tensor] = []
-    handle = _decoder_layers(model)[0].register_forward_pre_hook(
+    handle = decoder_layers(model)[0].register_forward_pre_hook(
         lambda _layer, args, options: entered.append(args[0] if args else options["hidden_states"]), with_kwargs=True
     )
     ids = torch.arange(8, device=head.weight.device)[None]

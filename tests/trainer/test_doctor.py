@@ -26,6 +26,7 @@ from trainer.checkup import Finding, Patient, Quiet
 from trainer.config import Config
 from trainer.drafter import Drafter
 from trainer.metrics import RunIdentity
+from trainer.replica import Replica
 from trainer.target import Target
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -378,6 +379,24 @@ def test_weights_that_no_gradient_reaches_are_named(settings: dict[str, Any], mo
     monkeypatch.setattr(Drafter, "forward", cut_off)
     found = examined(settings, "step")["step"]
     assert found.status == "fail" and "no gradient reaches fc.weight" in found.evidence
+
+
+def test_kernels_whose_backward_computes_something_else_are_named(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    settings["compile_on_cpu"] = "aot_eager"
+    assert examined(settings, "kernels")["kernels"].status == "ok"
+    original = Replica.loss_and_gradients
+
+    def wrong(self: Replica, batch: Any) -> None:
+        original(self, batch)
+        self.flat.named(self.flat.gradients)["layers.1.mlp.down_proj.weight"].mul_(1.5)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", wrong)
+    found = examined(settings, "kernels")["kernels"]
+    assert found.status == "fail" and "50.00% at most" in found.evidence
+    assert "(layers.1.mlp.down_proj.weight)" in found.evidence
 
 
 def test_a_step_that_is_not_repeated_to_the_bit_is_named(

@@ -1,0 +1,160 @@
+"""What a worker's step takes beyond what lives on its device anyway, found without the device.
+
+The trainer's own functions, and the target's own model, run over tensors without content (torch's `meta` device), and
+what would be alive is counted as it comes and goes (`live_bytes.py`). Only attention is another one: it makes what the
+real one makes, on that kind of device. What is compiled for CUDA is counted as if it ran as it is written, which is
+more than it takes.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.attention import Attention, DenseAttention
+from trainer.blocks import Blocks
+from trainer.causal import documents_mask
+from trainer.config import Config
+from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.kernels import plain
+from trainer.live_bytes import LiveBytes, bytes_of
+from trainer.loss import PLAIN, block_loss
+from trainer.optim import FlatWeights
+from trainer.replicas import HASH_CHUNK, weight_hash
+from trainer.target import decoder_layers
+
+PLANNED = "planned"
+"""Name of the target's attention while it is planned."""
+
+
+class _FlexThatKeeps:
+    """Keeps for the backward what FlexAttention does: its inputs, its output and a number for each query."""
+
+    class _Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = torch.empty_like(query)
+            ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            query, key, value, *_ = ctx.saved_tensors
+            return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+    def mask(self, blocks: Blocks, context_length: int) -> None:
+        return None
+
+    def __call__(self, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask: Any) -> Tensor:
+        out: Tensor = self._Function.apply(query_BHTD, key_BGKD, value_BGKD)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _DenseOnCpu(DenseAttention):
+    """With the kernel that the CPU takes for SDPA: left to choose, torch takes another one for `meta`."""
+
+    def attend(self, query_BHTD: Tensor, key_BHKD: Tensor, value_BHKD: Tensor, mask: Tensor) -> Tensor:
+        added = torch.where(mask, 0.0, -torch.inf).to(query_BHTD.dtype)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out: Tensor = kernel(query_BHTD, key_BHKD, value_BHKD, attn_mask=added)[0]
+        return out
+
+
+def micro_batch(shape: DrafterShape, config: Config, *, dtype: torch.dtype, rows: int, length: int
+                ) -> tuple[Tensor, Blocks]:  # fmt: skip
+    """Features, in the target's type, and blocks, without content."""
+    count, size = config.anchors_at(length), config.drafter.block_size
+    with torch.device("meta"):
+        anchors_BN = torch.empty(rows, count, dtype=torch.long)
+        slots_BT = torch.empty(rows, count * size, dtype=torch.long)
+        weights_BNk = torch.empty(rows, count, size - 1)
+        blocks = Blocks(
+            anchors_BN=anchors_BN, valid_BN=torch.empty(rows, count, dtype=torch.bool),
+            starts_BN=torch.empty_like(anchors_BN), positions_BS=torch.empty(rows, length, dtype=torch.long),
+            tokens_BT=slots_BT, positions_BT=torch.empty_like(slots_BT),
+            labels_BNk=torch.empty(weights_BNk.shape, dtype=torch.long), weights_BNk=weights_BNk,
+        )  # fmt: skip
+        return torch.empty(rows, length, shape.captured * shape.hidden, dtype=dtype), blocks
+
+
+def batch_bytes(features_BSF: Tensor, blocks: Blocks) -> int:
+    return bytes_of(features_BSF, *blocks.tensors())
+
+
+def drafter_work(shape: DrafterShape, config: Config, device: torch.device, *, vocabulary: int, dtype: torch.dtype,
+                 features_dtype: torch.dtype, rows: int, length: int) -> int:  # fmt: skip
+    """Bytes that one drafter's step takes at the most, for a micro-batch of `rows` rows of `length` tokens."""
+    features_BSF, blocks = micro_batch(shape, config, dtype=features_dtype, rows=rows, length=length)
+    with torch.device("meta"):
+        drafter = Drafter(shape)
+        table = torch.empty(vocabulary, shape.hidden, dtype=dtype)
+    flat = FlatWeights(drafter, dtype)
+    if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
+        flat.collect_early(lambda: None)
+    attention: Attention = _DenseOnCpu() if device.type == "cpu" else _FlexThatKeeps()
+    ends = FrozenEnds(embedding_VH=table, head_VH=table)
+    with LiveBytes() as live:
+        _forward_backward(drafter, flat, features_BSF.to(dtype), blocks, ends, attention, config)
+    with LiveBytes() as hashing:
+        weight_hash(flat.weights, chunk=HASH_CHUNK[device.type])
+    several = len(config.devices.drafter)
+    added_up = flat.weights.nbytes // several if several > 1 else 0
+    return max(live.peak, hashing.peak, added_up)
+
+
+def _forward_backward(drafter: Drafter, flat: FlatWeights, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds,
+                      attention: Attention, config: Config) -> None:  # fmt: skip
+    """As `Replica._forward_backward`."""
+    head_loss = PLAIN[config.loss.kernel != "chunked"]
+    slots_BTH = drafter(features_BSF, blocks, ends, plain(attention, head_loss))
+    loss, _ = block_loss(
+        slots_BTH, blocks, ends.head_VH, weight_sum=1.0, chunk_rows=config.loss.chunk_rows, head_loss=head_loss,
+        alpha=config.loss.pace_alpha,
+    )  # fmt: skip
+    loss.backward()
+    flat.collect()
+
+
+def target_work(model_config: Any, *, layer_ids: list[int], dtype: torch.dtype, rows: int, length: int, packing: bool
+                ) -> int:  # fmt: skip
+    """Bytes that a forward of the target takes at the most. Raises whatever the model raises, if it looks at what its
+    tensors hold."""
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(PLANNED, _planned)
+    with torch.device("meta"):
+        # What is registered there is looked up in the configuration, which is the caller's.
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(model_config), dtype=dtype, attn_implementation=PLANNED
+        ).eval()  # fmt: skip
+        ids_BS = torch.empty(rows, length, dtype=torch.long)
+    outputs: dict[int, Tensor] = {}
+    for layer_id in layer_ids:
+        def keep(_layer: Any, _inputs: Any, output: Any, layer_id: int = layer_id) -> None:
+            outputs[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        decoder_layers(model)[layer_id].register_forward_hook(keep)
+    with torch.no_grad(), LiveBytes() as live:
+        given = {"input_ids": ids_BS}
+        if packing:
+            given |= {"position_ids": ids_BS, "attention_mask": documents_mask(ids_BS)}
+        model.base_model(**given, use_cache=False)
+        features = torch.cat([outputs[layer_id] for layer_id in layer_ids], dim=-1)
+        del features
+    return live.peak
+
+
+def _planned(_module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_options: Any
+             ) -> tuple[Tensor, None]:  # fmt: skip
+    """What SDPA makes of it."""
+    made = [query.new_empty(query.shape[:-1], dtype=torch.float32)]
+    if attention_mask is not None:
+        groups = query.shape[1] // key.shape[1]
+        made += [part.repeat_interleave(groups, dim=1) for part in (key, value) if groups > 1]
+        made.append(torch.where(attention_mask, 0.0, -torch.inf).to(query.dtype))
+    out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    del made
+    return out, None
