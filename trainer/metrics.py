@@ -127,8 +127,8 @@ class Reporter:
         self.tracking: Tracking | None = None
 
     def open(self) -> None:
-        """Raises `ConfigError` where no directory can be for the records."""
-        self.records.open()
+        """Raises `ConfigError` where no directory can be for the records, or another training is at work there."""
+        self.records.open(complain=self.complain)
         self.console.open()
 
     def track(self, config: TrackingConfig, settings: Mapping[str, Any], *, steps_done: int) -> None:
@@ -143,6 +143,7 @@ class Reporter:
         self.console.close()
         self.heartbeat.stop()
         self.event("ended", code=code, stopped=stopped, **facts)
+        self.records.close()
         return stuck
 
     def last_words(self, stopped: bool, code: int) -> None:

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import lock
 from trainer.config import ConfigError
 
 HEARTBEAT_MIN_S = 0.5
 HEARTBEAT_MAX_S = 2.0
+APPENDED = ("events.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +60,25 @@ class Records:
         self.identity = identity
         self.heartbeat = Heartbeat(self)
         self._unwritten: set[str] = set()
+        self._lock: int | None = None
 
-    def open(self) -> None:
-        """Make the directory and start the heartbeat. Raises `ConfigError` where no directory can be."""
+    def open(self, *, complain: Callable[[str], None]) -> None:
+        """Make the directory, lock it, and start the heartbeat. Raises `ConfigError` where no directory can be, or
+        another training is at work."""
         try:
             self.identity.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"output_dir: cannot make {self.identity.directory}: {error.strerror}") from None
+        self._lock = lock.hold(self.identity.directory, complain=complain)
+        for name in APPENDED:
+            self._end_line(name)
         self.heartbeat.start()
+
+    def close(self) -> None:
+        """Another training may write there from now on."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def event(self, name: str, **facts: Any) -> None:
         """Takes no lock, so that a signal handler may call it."""
@@ -89,6 +102,17 @@ class Records:
             descriptor = os.open(self.identity.directory / name, flags, 0o644)
             try:
                 os.write(descriptor, json.dumps(record).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    def _end_line(self, name: str) -> None:
+        """A power cut or a full disk may have left half a line at the end; the next one is to be a line of its own."""
+        with self.complaint_of(name), contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self.identity.directory / name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    os.write(descriptor, b"\n")
             finally:
                 os.close(descriptor)
 
