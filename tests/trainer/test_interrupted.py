@@ -113,8 +113,9 @@ def test_500_steps_killed_ten_times_at_random_end_with_the_weights_of_an_undistu
     assert len(events(killed, "resume")) >= 5
 
 
-def test_a_save_that_is_killed_at_any_touch_of_the_disk_leaves_the_old_or_the_new_checkpoint_whole(run: Run, tmp_path: Path
-                                                                                                  ) -> None:  # fmt: skip
+def test_a_save_that_is_killed_at_any_touch_of_the_disk_leaves_the_old_or_the_new_one_whole(
+    run: Run, tmp_path: Path
+) -> None:
     root = tmp_path / "checkpoints"
     assert run(None, root, save=1) == 0
     found = []

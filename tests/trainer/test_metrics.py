@@ -139,3 +139,12 @@ def test_who_a_run_is_comes_from_the_environment_whole_or_not_at_all(tmp_path: P
         identity_from_environment({key: value for key, value in whole.items() if key != "SPECCTL_NONCE"})
     with pytest.raises(ConfigError, match="SPECCTL_ATTEMPT must be a number"):
         identity_from_environment({**whole, "SPECCTL_ATTEMPT": "two"})
+
+
+def test_half_a_line_that_a_crash_has_left_spoils_no_line_after_it(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "phase"}\n{"event": "pha')
+    reporter = Reporter(RunIdentity(directory=tmp_path, run_id="test"))
+    reporter.open()
+    reporter.ended(code=0, stopped=False)
+    lines = (tmp_path / "events.jsonl").read_text().split("\n")
+    assert lines[1] == '{"event": "pha' and json.loads(lines[2])["event"] == "ended" and lines[3:] == [""]

@@ -251,3 +251,24 @@ def test_without_specctl_the_records_go_to_the_output_directory(
     in_a_file = {**settings, "output_dir": str(config / "out")}
     assert main(["train", str(write_config(in_a_file, tmp_path / "other.yaml"))]) == 2
     assert capsys.readouterr().err == f"trainer: output_dir: cannot make {config / 'out'}: Not a directory\n"
+
+
+def test_a_second_training_in_the_same_directory_is_refused_and_the_lock_dies_with_the_first(
+    start_trainer: Start, config: Path
+) -> None:
+    first = start_trainer(config)
+    first.wait_for_step(1)
+    told = first.events()
+    code, out, err = start_trainer(config).finish()
+    assert (code, out) == (2, "")
+    assert err == (
+        f"trainer: another training (process {first.process.pid}) is writing to {first.run_dir}; stop that one, or"
+        " choose another output_dir\n"
+    )
+    assert first.events() == told, "it has left no word there"
+    first.process.kill()
+    first.finish()
+    again = start_trainer(config)
+    again.wait_for_step(2)
+    again.terminate()
+    assert again.finish()[0] == 0
