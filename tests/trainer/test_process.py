@@ -269,6 +269,6 @@ def test_a_second_training_in_the_same_directory_is_refused_and_the_lock_dies_wi
     first.process.kill()
     first.finish()
     again = start_trainer(config)
-    again.wait_for_step(2)
+    poll(lambda: [event["phase"] for event in again.events("phase")].count("train") == 2)
     again.terminate()
     assert again.finish()[0] == 0
