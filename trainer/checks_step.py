@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer import leak
+from trainer import leak, leak_cases
 from trainer.attention import DenseAttention
 from trainer.checkup import Check, Finding, Patient, fail, ok, warn
 from trainer.drafter import Drafter
 from trainer.feed import step_blocks, target_inputs
 from trainer.kernels import plain
-from trainer.leak import Case, Leak
+from trainer.leak import Leak
+from trainer.leak_cases import Case
 from trainer.loss import PLAIN, block_loss
 from trainer.order import Cursor
 from trainer.replica import Figures, MicroBatch, Replica
@@ -36,7 +37,7 @@ A_DEFECT = "a defect of the trainer: a drafter that was trained so is worthless;
 def cases(patient: Patient) -> list[Case]:
     _ = patient.member
     if "cases" not in patient.kept:
-        patient.kept["cases"] = list(leak.cases(patient.config, patient.rows, patient.target))
+        patient.kept["cases"] = list(leak_cases.cases(patient.config, patient.rows, patient.target))
     found: list[Case] = patient.kept["cases"]
     return found
 
@@ -45,7 +46,7 @@ def cases(patient: Patient) -> list[Case]:
 
 
 def rules(patient: Patient) -> Finding:
-    broken = [said for case in cases(patient) for said in leak.broken_rules(case, patient.config)]
+    broken = [said for case in cases(patient) for said in leak_cases.broken_rules(case, patient.config)]
     if broken:
         return fail(f"{broken[0]}" + (f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""), A_DEFECT,
                     broken=broken[:50])  # fmt: skip
@@ -116,11 +117,11 @@ def batch_of(patient: Patient, member: Replica, length: int) -> MicroBatch:
     own = (rows.order.padded_R == length).nonzero().squeeze(1)
     own = own if len(own) else torch.arange(len(rows))
     ids_BS, mask_BS, starts_BS = rows.cut(own[torch.arange(patient.share) % len(own)], length)
-    blocks = step_blocks(config, ids_BS, mask_BS, starts_BS, step=leak.STEP)
+    blocks = step_blocks(config, ids_BS, mask_BS, starts_BS, step=leak_cases.STEP)
     with target.stream():
         features = target.features(*target_inputs(config, ids_BS, blocks))
         return member.accept(
-            step=leak.STEP, rows=[], features_BSF=features, blocks=blocks,
+            step=leak_cases.STEP, rows=[], features_BSF=features, blocks=blocks,
             weight_sum=float(blocks.weights_BNk.sum()), amount=Amount(tokens=ids_BS.numel()), cursor=Cursor(),
         )  # fmt: skip
 
