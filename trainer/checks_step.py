@@ -147,10 +147,9 @@ def take_step(patient: Patient, member: Replica, batch: MicroBatch, *, measure: 
     thread = threading.Thread(target=work, name="doctor")
     thread.start()
     thread.join()
+    _wait_for(member)
     if isinstance(done[0], BaseException):
         raise done[0]
-    if isinstance(done[0], Figures):
-        done[0].wait()
     return done[0]
 
 
@@ -239,6 +238,7 @@ def _as_written(patient: Patient, member: Replica, batch: MicroBatch) -> dict[st
                 head_loss=PLAIN[False], alpha=config.loss.pace_alpha,
             )  # fmt: skip
             loss.backward()
+    _wait_for(member)
     return {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.grad is not None}
 
 
@@ -276,18 +276,49 @@ def first_loss(patient: Patient) -> Finding:
     return ok(said, **facts)
 
 
+def graphs(patient: Patient) -> Finding:
+    on_gpu = [member for member in patient.members.values() if member.device.type == "cuda"]
+    _ = patient.member
+    if not on_gpu or patient.config.cuda_graphs == "off" or patient.warmup is None:
+        return ok("none are recorded")
+    batch, said, hashes = (
+        batch_of(patient, on_gpu[0], patient.config.data.sequence_length),
+        len(patient.reporter.said),
+        [],
+    )
+    for recorded in (False, True):
+        if recorded:
+            patient.warmup.record(averaged=False, several=False)
+        with as_it_was(on_gpu[0]):
+            hashes.append(int(take_step(patient, on_gpu[0], batch).hash))
+    if missing := [line for line in patient.reporter.said[said:] if " none: " in line]:
+        return warn(missing[0], "the run goes on without, much slower where models are small")
+    if hashes[0] != hashes[1]:
+        return fail("a recorded step leaves other weights than one that is launched kernel by kernel", A_DEFECT)
+    return ok("a recorded step leaves the bits of one that is launched kernel by kernel")
+
+
 @contextlib.contextmanager
 def as_it_was(member: Replica) -> Iterator[None]:
     """Weights and moments are fresh afterwards, as they were before."""
-    state = [tensor.clone() for tensor in member.state()]
+    with member.stream():
+        state = [tensor.clone() for tensor in member.state()]
     done, refused = member.steps_done, member.refused
     try:
         yield
     finally:
-        for tensor, was in zip(member.state(), state, strict=True):
-            tensor.copy_(was)
-        member.flat.spread()
-        member.resume_at(done, refused=refused)
+        with member.stream():
+            for tensor, was in zip(member.state(), state, strict=True):
+                tensor.copy_(was)
+            member.flat.spread()
+            member.resume_at(done, refused=refused)
+        _wait_for(member)
+
+
+def _wait_for(member: Replica) -> None:
+    """What this thread reads next is done by then, on whichever stream."""
+    if member.device.type == "cuda":
+        torch.cuda.synchronize(member.device)
 
 
 CHECKS = [
@@ -298,5 +329,6 @@ CHECKS = [
     Check(name="step", what="a whole step at the run's real shapes on each device", look=step),
     Check(name="kernels", what="what is compiled computes what is written, forward and backward", look=kernels),
     Check(name="determinism", what="the same step twice leaves the same weights", look=determinism),
+    Check(name="graphs", what="a step can be recorded as a CUDA graph, and stays the same", look=graphs),
     Check(name="first loss", what="a fresh drafter is as good as guessing", look=first_loss),
 ]

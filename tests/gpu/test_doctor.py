@@ -118,10 +118,9 @@ def test_a_thread_that_set_no_device_works_on_its_replicas_own(on_gpu: dict[str,
         rope_theta=1e4,
     )  # fmt: skip
     second = torch.device("cuda:1")
-    member = Replica(
-        shape, FrozenEnds(embedding_VH=table, head_VH=table), kernels_for(second), Config.model_validate(on_gpu), second,
-        initial=generator_for("weights"),
-    )  # fmt: skip
+    ends = FrozenEnds(embedding_VH=table, head_VH=table)
+    config = Config.model_validate(on_gpu)
+    member = Replica(shape, ends, kernels_for(second), config, second, initial=generator_for("weights"))
     found: list[int] = []
 
     def work() -> None:
