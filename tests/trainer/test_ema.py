@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.support import events
+from trainer import forecast
 from trainer.checkpoint import AVERAGES, WEIGHTS
-from trainer.config import OptimizerConfig
+from trainer.config import Config, OptimizerConfig
 from trainer.optim import AdamW, Ema, FlatWeights
-from trainer.replica import Replica
+from trainer.replica import MicroBatch, Replica
 
 Train = Callable[..., Any]
 
@@ -103,3 +104,46 @@ def test_one_that_is_switched_on_in_a_resume_begins_with_the_weights_of_then_and
     assert [event["step"] for event in events(tmp_path / "out", "resume")] == [3]
     train({**without, "steps": 5})
     assert not (tmp_path / "out" / "checkpoints" / "step-5" / AVERAGES).exists()
+
+
+@pytest.mark.parametrize("weights", ["exponential", "d-pace"])
+def test_a_step_that_is_skipped_is_no_part_of_it_and_none_after_a_resume_either(
+    train: Train, averaged: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    averaged |= {"on_nonfinite": "skip", "loss": {"weights": weights}}
+    original, after = Replica.loss_and_gradients, {}
+
+    def poisoned(self: Replica, batch: MicroBatch) -> None:
+        if batch.step in (1, 3):
+            batch.features_BSF.fill_(float("nan"))
+        original(self, batch)
+
+    def noted(self: Replica, *positional: Any, **named: Any) -> Any:
+        figures = stepped(self, *positional, **named)
+        after[self.steps_done] = self.flat.weights.clone()
+        return figures
+
+    stepped = Replica.step
+    monkeypatch.setattr(Replica, "loss_and_gradients", poisoned)
+    monkeypatch.setattr(Replica, "step", noted)
+    whole = train({**averaged, "steps": 6, "output_dir": str(tmp_path / "whole")})
+    assert torch.equal(after[3], after[2])
+    # Step 3 made none: the four that were taken count by their order alone.
+    order = [0.8**3, 0.8**2, 0.8, 1.0]
+    expected = sum(after[step] * share for step, share in zip((2, 4, 5, 6), order, strict=True)) / sum(order)
+    assert torch.allclose(average_of(whole), expected, atol=1e-6)
+    split = {**averaged, "output_dir": str(tmp_path / "split")}
+    train({**split, "steps": 4})
+    resumed = train({**split, "steps": 6})
+    assert torch.equal(average_of(resumed), average_of(whole))
+
+
+def test_the_plan_counts_its_memory(averaged: dict[str, Any], tiny_target: Path) -> None:
+    from transformers import AutoConfig
+
+    model, found = AutoConfig.from_pretrained(tiny_target), []
+    for ema in (None, 0.9):
+        config = Config.model_validate({**averaged, "optimizer": {"lr": 1e-3, "ema": ema}})
+        shape = forecast.shape_for(model, config.drafter, captured=3)
+        found.append(forecast.memory(config, model, shape, parameters=1000)["cpu"].drafters)
+    assert found[1] * 16 == found[0] * 20

@@ -205,12 +205,12 @@ def test_what_would_wait_is_seen() -> None:
 @pytest.mark.parametrize("weights", ["exponential", "d-pace"])
 @pytest.mark.parametrize("kernel", ["fused", "chunked"])
 @pytest.mark.parametrize("ema", [None, 0.9])
-@pytest.mark.parametrize("drafters", [1, 2])
+@pytest.mark.parametrize(("drafters", "sync"), [(1, "grads"), (2, "grads"), (2, "params")])
 def test_nothing_in_a_step_waits_for_the_device(train: Train, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
-                                                weights: str, kernel: str, ema: float | None, drafters: int
+                                                weights: str, kernel: str, ema: float | None, drafters: int, sync: str
                                                 ) -> None:  # fmt: skip
     """Each with gradients that are clipped, and several chunks."""
-    settings |= {"steps": 3, "loss": {"kernel": kernel, "weights": weights, "chunk_rows": 30}}
+    settings |= {"steps": 3, "sync": sync, "loss": {"kernel": kernel, "weights": weights, "chunk_rows": 30}}
     settings["devices"]["drafter"] = ["cpu"] * drafters
     settings["optimizer"] |= {"ema": ema, "clip_norm": 1e-3}
     original, seen = Replica.step, []
