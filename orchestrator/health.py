@@ -6,13 +6,11 @@ lives, the log whether it gets on; a log that is not verified decides nothing. `
 
 from __future__ import annotations
 
-import re
-
 from orchestrator.blame import cause, said_by
 from orchestrator.ladder import missing, output_seen, rung
-from orchestrator.logscan import headline, settled
+from orchestrator.logscan import headline, pace, settled
+from orchestrator.logscan.pace import CLOCK_S, COMPILE_PHASE, Limits, Progress
 from orchestrator.model import BAD, LIVE, ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
-from orchestrator.record import record
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
@@ -25,35 +23,11 @@ SIGNALS = {
 SIGKILL = 9
 SHELL_SIGNAL = 128
 """A shell reports a child that signal N ended as exit code 128 + N."""
-COMPILE_PHASE = re.compile(r"compil|warm", re.IGNORECASE)
 SILENT_STEPS = 5
 """A worker whose exception was printed and that stands still while the others take so many steps is worth a word."""
 BEHIND_BYTES = 64 << 20
 """A supervisor that keeps up may have so much of a log before it that is written at full speed."""
-CLOCK_S = 60.0
-"""How far in the future a program's own time may lie, and by how much a clock may be set without a word."""
-BUSY_PHASE = re.compile(r"checkpoint|eval|valid|sav(?:e|ing)", re.IGNORECASE)
 
-
-@record
-class Limits:
-    """How long is too long."""
-
-    stall_s: float = 120.0
-    stall_intervals: float = 20.0
-    """Silence of this many of the run's own median step intervals is a stall, if it is longer than `stall_s`."""
-    busy_factor: float = 5.0
-    """How much longer a checkpoint or an evaluation may be silent."""
-    compile_s: float = 30 * 60.0
-    start_s: float = 15 * 60.0
-    """How long a run may be silent before its first step, when it does not say that it compiles."""
-    unproven_death_s: float = 30.0
-    """An exception of a thread nobody heard of may be an older run's text: steps would show that. After so long without
-    any it is believed."""
-    accepted_s: float = 10.0
-    """How long a supervisor may take to say its first word."""
-    decay: float = 0.6
-    """tok/s below this part of the best recent figure is worth a word."""
 
 
 def judge(probe: Probe, *, limits: Limits = Limits()) -> Verdict:
@@ -87,16 +61,8 @@ class _Look:
         if probe.program is not None and probe.program.alive and probe.program not in self.alive:
             self.alive.insert(0, probe.program)
         self.gone, self.known = _workers(self.summary, probe.observed_at, limits, live=bool(self.alive))
-        beat = probe.heartbeat
-        self.step, self.progress_at = self.summary.step, self.summary.step_at
-        if beat is not None and beat.at > self.now + CLOCK_S:
-            beat = None  # in milliseconds, say: it would be new for ever
-        self.by_heartbeat = self.step is None and beat is not None and bool(beat.step)
-        if self.by_heartbeat and beat is not None:
-            self.step, self.progress_at = beat.step, beat.at
-        self.phase = self.summary.phase
-        if beat is not None and beat.phase and (self.phase is None or beat.at >= (self.summary.phase_at or 0.0)):
-            self.phase = beat.phase
+        self.progress = Progress.of(self.summary, probe.heartbeat, self.now)
+        self.step, self.progress_at, self.phase = self.progress.step, self.progress.at, self.progress.phase
         self.began = probe.program_seen or output_seen(probe) is not None or self.step is not None
         """Whether the program has run: it was recorded, or its output is there."""
         self.refuted = probe.exit.never_started if probe.exit is not None and self.began else None
@@ -117,7 +83,7 @@ class _Look:
 
     def figures(self) -> str:
         """`step 12, 310 tok/s, 3 s ago`."""
-        parts = [f"step {self.step}" + (" by its heartbeat" if self.by_heartbeat else "")]
+        parts = [f"step {self.step}" + (" by its heartbeat" if self.progress.by_heartbeat else "")]
         if self.summary.tok_s is not None:
             parts.append(f"{self.summary.tok_s:,.{0 if self.summary.tok_s >= 10 else 2}f} tok/s")
         if self.progress_at is not None:
@@ -288,8 +254,8 @@ def _live(look: _Look) -> Verdict:
     if look.progress_at is not None:
         silent_s, limit_s = look.now - look.progress_at, _patience_s(look)
         if silent_s > limit_s:
-            phase = f" in phase {look.phase}" if look.phase and _is_after_step(look) else ""
-            what, by = ("heartbeat", " by the last one") if look.by_heartbeat else ("step", "")
+            phase = f" in phase {look.phase}" if look.phase and look.progress.after_step else ""
+            what, by = ("heartbeat", " by the last one") if look.progress.by_heartbeat else ("step", "")
             silence = f"no {what} for {age(silent_s)}{phase}, at step {look.step}{by}"
             if summary.tail:
                 silence += f", after which {headline(summary.tail[-1])} was printed"
@@ -325,27 +291,7 @@ def _starting(look: _Look, notes: str) -> Verdict:
 
 
 def _patience_s(look: _Look) -> float:
-    """How long this run may go without a step."""
-    summary, limits = look.summary, look.limits
-    patience_s = max(limits.stall_s, limits.stall_intervals * (summary.step_interval_s or 0.0))
-    if summary.steps_seen == 1 and summary.step_at is not None:
-        # One step tells no interval; the second may take as long as the first did, within reason.
-        patience_s = max(patience_s, min(summary.step_at - look.probe.created_at, limits.start_s))
-    if look.phase and _is_after_step(look):
-        if BUSY_PHASE.search(look.phase):
-            return patience_s * limits.busy_factor
-        if COMPILE_PHASE.search(look.phase):
-            return max(patience_s, limits.compile_s)
-    return patience_s
-
-
-def _is_after_step(look: _Look) -> bool:
-    """Whether the phase is what the run does now, and not what it did before its last step."""
-    step_at = look.summary.step_at or 0.0
-    beat = look.probe.heartbeat
-    if beat is not None and beat.phase == look.phase and beat.at >= step_at:
-        return True
-    return (look.summary.phase_at or 0.0) >= step_at
+    return look.progress.patience_s(look.summary, created_at=look.probe.created_at, limits=look.limits)
 
 
 def _notes(look: _Look) -> str:
@@ -385,9 +331,8 @@ def _notes(look: _Look) -> str:
                 notes.append(f"{worker.name} has not stepped since its exception ({headline(fault)})")
     for worker in (one for one in summary.workers if one.died_at is not None and one not in look.known):
         notes.append(f"an exception of a thread {worker.name} was printed ({worker.error}), which may be older text")
-    recent = summary.scan.recent_tok_s
-    if len(recent) > 1 and max(recent[-2:]) < look.limits.decay * max(recent):
-        notes.append(f"tok/s has fallen from {max(recent):,.0f}")
+    if (fallen_from := pace.fallen_from(summary, look.limits)) is not None:
+        notes.append(f"tok/s has fallen from {fallen_from:,.0f}")
     return "".join(f"; {note}" for note in notes) + _behind(look)
 
 
