@@ -34,7 +34,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0
 UNFIT = re.compile(r"(ModuleNotFound|Import|Syntax)Error|Fatal Python error|.*\b([Uu]nknown|[Ii]llegal) option")
 """What a Python says that is half installed, or no Python 3, before the agent could answer in a frame."""
-READS = ("probe", "logs", "show", "history", "texts", "curves", "send")
+READS = ("probe", "logs", "show", "history", "texts", "curves", "events", "send")
 """Verbs that leave no process and no file behind on the target: they may take a quicker way in."""
 KINDS: dict[str, type[errors.SpecctlError]] = {
     "preflight": errors.PreflightError,

@@ -15,7 +15,8 @@ import zlib
 from typing import Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple
 
 READS = (
-    "probe", "show", "logs", "errors", "history", "texts", "curves", "stop", "survey", "attach", "send", "prune",
+    "probe", "show", "logs", "errors", "history", "texts", "curves", "events", "stop", "survey", "attach", "send",
+    "prune",
 )  # fmt: skip
 FOLDERS = ("", "agents", "bundles", "envs", "runs", "wheels")
 """Where a launch writes: below the workdir, each belongs to whoever came first."""

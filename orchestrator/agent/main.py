@@ -20,7 +20,7 @@ from orchestrator.record import record
 
 VERBS = (
     "probe", "show", "survey", "attach", "put", "wheels", "prepare", "start", "logs", "errors", "stop",
-    "history", "texts", "curves", "receive", "send", "prune",
+    "history", "texts", "curves", "events", "receive", "send", "prune",
 )  # fmt: skip
 
 

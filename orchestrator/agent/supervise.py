@@ -23,6 +23,7 @@ from orchestrator.agent.journal import Journal
 from orchestrator.agent.merge import merge
 from orchestrator.agent.pane import Pane
 from orchestrator.agent.pipes import Pipes
+from orchestrator.agent.vigil import Vigil
 from orchestrator.agent.watch import LogWatch
 from orchestrator.logscan import StepEvent
 from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
@@ -86,6 +87,7 @@ class Supervisor:
         self.clock = Clock.of(record, self.boot)
         """What is noted of the run is noted by it, and not by a clock that somebody may set."""
         self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, self.clock.now())}
+        self.vigil = Vigil(paths, self.journal, nonce=spec.nonce, created_at=record["created_at"])
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
@@ -226,6 +228,8 @@ class Supervisor:
             self.logs.changed = False
             self.written_to, self.written_at = read_to, time.monotonic()
         self._mark_index()
+        if self.record.program_exit is None:
+            self.vigil.look(self.logs.followed, now)
         self.pane.follow(self.logs.followers)
 
     def _read_last_words(self, now: float) -> None:

@@ -1,0 +1,215 @@
+"""`specctl watch`: whoever is not looking is told of everything, at least once, by an id that stays the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.agent import vigil
+from orchestrator.agent.journal import Journal
+from orchestrator.agent.vigil import Vigil
+from orchestrator.model import FollowedLog, LogSummary, RunPaths, ScanState
+from tests.driver import Specctl, poll_until
+from tests.sshd import LoopbackSshd
+
+LOSES_ONE = """
+import os, sys, threading, time
+def drafter(name):
+    for step in range(1, 100000):
+        print(f"step={step} worker={name} loss=1 tok/s=10", flush=True)
+        time.sleep(0.05)
+        if step == 3 and name == "drafter-1":
+            raise RuntimeError("first")
+        if os.path.exists(sys.argv[1]):
+            os._exit(3)
+for name in ("drafter-0", "drafter-1"):
+    threading.Thread(target=drafter, args=(name,), name=name).start()
+"""
+
+
+def launched(specctl: Specctl, **target: str) -> tuple[str, Path]:
+    """A run that goes on without one of its workers, until the file is there."""
+    over = specctl.home / "over"
+    (specctl.project / "loses.py").write_text(LOSES_ONE)
+    run = specctl.launch("--until", "process", "--", sys.executable, "loses.py", str(over), **target).json["run_id"]
+    poll_until(lambda: specctl.status(run)["state"] == "DEGRADED", timeout_s=60)
+    return run, over
+
+
+def test_what_happens_is_told_in_order_and_the_end_by_how_it_was(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    with specctl.start("watch", run, "--json") as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        assert first["kind"] == "exception" and first["text"].startswith("RuntimeError: first in drafter-1")
+        assert first["id"].startswith(f"{run}:") and first["run_id"] == run
+        over.touch()
+        rest = [json.loads(line) for line in watching.stdout]
+        assert watching.wait(60) == 1
+    assert [news["kind"] for news in rest] == ["worker", "end"] and rest[-1]["id"] == f"{run}:end"
+    assert rest[-1]["text"].startswith("FAILED: exit code 3")
+    again = [json.loads(line)["id"] for line in specctl("watch", run, "--json").out.splitlines()]
+    assert again == [news["id"] for news in (first, *rest)], "the same thing has the same id for ever"
+    assert [json.loads(line)["kind"] for line in specctl("watch", run, "--json", "--on", "end").out.splitlines()] == [
+        "end"
+    ]
+
+
+def test_a_command_is_run_until_it_works_and_a_watch_that_was_killed_goes_on_where_it_was(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    told, ready = specctl.home / "told", specctl.home / "ready"
+    command = f'[ -e {ready} ] && echo "$SPECCTL_ID $SPECCTL_KIND" >> {told}'
+    with specctl.start("watch", run, "--exec", command) as watching:
+        assert watching.stderr is not None
+        poll_until(lambda: "is not told yet: --exec ended with 1" in watching.stderr.readline())
+        assert not told.exists()
+        ready.touch()
+        poll_until(lambda: told.exists() and len(told.read_text().splitlines()) == 2)
+        watching.kill()
+    over.touch()
+    done = specctl("watch", run, "--exec", command)
+    assert done.code == 1
+    ids = [line.split()[0] for line in told.read_text().splitlines()]
+    # What was told when it was killed may be told twice, which its id shows.
+    assert list(dict.fromkeys(ids))[-1] == f"{run}:end" and len(set(ids)) == 3 <= len(ids) <= 4
+    assert "has been told already" in specctl("watch", run, "--exec", command).err
+    assert len(told.read_text().splitlines()) == len(ids)
+    specctl("watch", run, "--exec", command, "--again")
+    assert len(told.read_text().splitlines()) == len(ids) + 3
+
+
+@contextlib.contextmanager
+def server(answers: list[int]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+    """Answers with each code in turn, and with the last for ever; what it was sent, with the key that it came by."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append((
+                self.headers["Idempotency-Key"], json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
+            ))  # fmt: skip
+            self.send_response(answers[min(len(sent), len(answers)) - 1])
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{httpd.server_address[1]}/hook?token=s3cret", sent
+        finally:
+            httpd.shutdown()
+            thread.join()
+
+
+def test_a_webhook_is_asked_again_with_the_same_key_and_its_url_is_kept_nowhere(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    with server([503, 200]) as (url, sent):
+        done = specctl("watch", run, SPECCTL_WEBHOOK=url)
+    assert done.code == 1 and "127.0.0.1 answers 503" in done.err
+    keys = [key for key, _ in sent]
+    assert keys[0] == keys[1] and len(sent) == 4 and keys[-1] == f"{run}:end"
+    assert [news["id"] for _, news in sent] == keys and sent[0][1]["fields"]["message"] == "first"
+    kept = [path for path in specctl.home.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert "s3cret" not in done.out + done.err and not kept
+    with server([404]) as (url, _):
+        refused = specctl("watch", run, "--again", SPECCTL_WEBHOOK=url)
+    assert refused.code == 2 and "127.0.0.1 answers 404" in refused.err
+
+
+def test_nothing_is_missing_after_a_link_that_was_lost(specctl: Specctl, sshd: LoopbackSshd) -> None:
+    specctl.inventory.write_text(
+        f"targets:\n  box: {{ssh: node1, workdir: {specctl.workdir}, python: {sys.executable}}}\n"
+    )
+    specctl.environ["SPECCTL_SSH_CONFIG"] = str(sshd.ssh_config)
+    run, over = launched(specctl, target="box")
+    with specctl.start("watch", run, "--json") as watching:
+        assert watching.stdout is not None and watching.stderr is not None
+        assert [json.loads(watching.stdout.readline())["kind"] for _ in range(2)] == ["exception", "worker"]
+        sshd.stop()
+        poll_until(lambda: "link lost" in watching.stderr.readline())
+        over.touch()
+        poll_until(lambda: (specctl.run_dir(run) / "exit.json").exists())
+        sshd.start()
+        assert json.loads(watching.stdout.readline())["id"] == f"{run}:end"
+        assert watching.wait(60) == 1
+
+
+def test_what_nobody_can_tell_of_is_refused(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    wrong = specctl("watch", run, "--on", "exeption")
+    assert wrong.code == 2 and "--on exeption: there is exception, worker, stall" in wrong.err
+    assert "two watches" in specctl("watch", run, "--exec", "true", "--webhook", "http://127.0.0.1:1/").err
+    url = specctl("watch", run, "--webhook", "127.0.0.1:80")
+    assert url.code == 2 and "is no http:// or https:// URL" in url.err
+
+
+# --- what no line says ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`look(step, at, now, ...)` of a supervisor's vigil, and the events that it has noted."""
+    monkeypatch.setattr(vigil, "EVERY_S", 0.0)
+    paths = RunPaths(root=str(tmp_path), run_id="run")
+    one = Vigil(paths, Journal(paths, attempt=1, nonce="n"), nonce="n", created_at=0.0)
+
+    def look(now: float, **summary: Any) -> list[tuple[str, Any]]:
+        before = _noted(paths)
+        one.look(lambda: [FollowedLog(summary=LogSummary(**summary))], now)
+        return _noted(paths)[len(before) :]
+
+    return look
+
+
+def _noted(paths: RunPaths) -> list[tuple[str, Any]]:
+    try:
+        lines = Path(paths.events).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(event["event"], event.get("step")) for event in map(json.loads, lines)]
+
+
+def test_a_stall_is_noted_once_and_so_is_its_end(notes: Any) -> None:
+    stepping = {"steps_seen": 9, "step_interval_s": 1.0}
+    assert notes(100.0, step=9, step_at=99.0, **stepping) == []
+    assert notes(218.0, step=9, step_at=99.0, **stepping) == []
+    assert notes(220.0, step=9, step_at=99.0, **stepping) == [("stalled", 9)]
+    assert notes(900.0, step=9, step_at=99.0, **stepping) == []
+    assert notes(901.0, step=10, step_at=900.5, **stepping) == [("stall_over", 10)]
+    # A slow run may be silent for longer, and one that says what it does for longer still.
+    assert notes(1200.0, step=11, step_at=901.0, steps_seen=11, step_interval_s=60.0) == []
+    assert notes(1400.0, step=12, step_at=1201.0, phase="checkpoint", phase_at=1202.0, **stepping) == []
+    assert notes(9000.0, step=12, step_at=1201.0, phase="checkpoint", phase_at=1202.0, **stepping) == [("stalled", 12)]
+
+
+def test_a_run_that_becomes_slow_is_noted_once_until_it_is_as_it_was(notes: Any) -> None:
+    def figures(*tok_s: float) -> dict[str, Any]:
+        return {"step": 5, "step_at": 10.0, "tok_s": tok_s[-1], "scan": ScanState(recent_tok_s=list(tok_s))}
+
+    assert notes(11.0, **figures(100.0, 98.0)) == []
+    assert notes(12.0, **figures(100.0, 98.0, 50.0, 52.0)) == [("decay", None)]
+    assert notes(13.0, **figures(98.0, 50.0, 52.0, 51.0)) == [] and notes(14.0, **figures(50.0, 60.0)) == []
+    assert notes(15.0, **figures(60.0, 95.0)) == [("decay_over", None)]
+
+
+def test_a_watch_ends_with_an_interrupt(specctl: Specctl) -> None:
+    run, _ = launched(specctl)
+    with specctl.start("watch", run) as watching:
+        assert watching.stdout is not None and "exception" in watching.stdout.readline()
+        os.kill(watching.pid, signal.SIGINT)
+        assert watching.wait(60) == 130
