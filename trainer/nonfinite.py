@@ -99,26 +99,28 @@ def _few(what: str, names: Sequence[str]) -> str:
 def first_trouble(member: Replica, batch: MicroBatch, layer_ids: Sequence[int]) -> tuple[str, list[int]] | None:
     """Do `batch` once more: what is the first that is not finite, forward before backward, and in which of its rows?
     None if everything is finite now. Changes the gradients, and nothing that is trained."""
-    look = _Look(batch.rows)
-    with torch.no_grad():
-        parts = batch.features_BSF.unflatten(-1, (len(layer_ids), -1)).unbind(dim=2)
-        for layer_id, part in zip(layer_ids, parts, strict=True):
-            look.at(f"the target's features are not finite, those of its layer {layer_id} first", part)
-    if look.found is None:
-        kernels = member.kernels.of(batch.shape)
-        with _hooks(member.drafter, look, inside_layers=not member.kernels.compiles):
-            loss = member.again(batch, look.inside(member.drafter, kernels))
-        look.at("in the forward: the loss", loss)
-    if look.found is None:
-        # Forward, more or less, is the order in which they were made.
-        gradients = member.drafter.apart(member.flat.named(member.flat.gradients))
-        for name in reversed(list(member.drafter.state_dict())):
-            look.at(f"in the backward: the gradient of {name}", gradients[name], by_row=False)
-    return look.found
+    forward, backward = _Look(batch.rows), _Look(batch.rows)
+    parts = batch.features_BSF.unflatten(-1, (len(layer_ids), -1)).unbind(dim=2)
+    for layer_id, part in zip(layer_ids, parts, strict=True):
+        forward.at(f"the target's features are not finite, those of its layer {layer_id} first", part)
+    if forward.found:
+        return forward.found
+    probe = _Probe(member.drafter, forward, backward)
+    with probe.hooks(inside_layers=not member.kernels.compiles):
+        loss = member.again(batch, probe.around(member.kernels.of(batch.shape)))
+    forward.at("in the forward: the loss", loss)
+    gradients = member.drafter.apart(member.flat.named(member.flat.gradients))
+    # Forward, more or less, is the order in which they were made.
+    for name in reversed(list(member.drafter.state_dict())):
+        backward.at(f"in the backward: the gradient of {name}", gradients[name], by_row=False)
+    if forward.found or backward.found or bool(torch.isfinite(member.flat.norm())):
+        return forward.found or backward.found
+    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
+    return f"in the backward: gradients are too large for a norm, that of {largest} most", batch.rows
 
 
 class _Look:
-    """Notes the first thing that is not finite."""
+    """Notes the first thing that is not finite, and in which rows."""
 
     def __init__(self, rows: list[int]) -> None:
         self.rows = rows
@@ -133,24 +135,44 @@ class _Look:
             rows = [row for row, bad in zip(rows, bad_B.tolist(), strict=True) if bad]
         self.found = what, rows
 
-    def module(self, name: str, module: nn.Module, output: Any) -> None:
-        """Now, and when the backward comes to it."""
-        if not isinstance(output, Tensor):
-            return
-        own = [parameter for parameter in module.parameters() if not bool(torch.isfinite(parameter).all())]
-        self.at(f"in the forward: the output of {name}" + (", whose weights are not finite" if own else ""), output)
-        if output.requires_grad:
-            output.register_hook(functools.partial(self.at, f"in the backward: the gradient at the output of {name}"))
 
-    def inside(self, drafter: nn.Module, kernels: Kernels) -> Kernels:
+class _Probe:
+    """Looks at what the modules of a drafter make, and at the gradients that come back to it."""
+
+    def __init__(self, drafter: nn.Module, forward: _Look, backward: _Look) -> None:
+        self.names = {module: name for name, module in drafter.named_modules() if name}
+        self.forward, self.backward = forward, backward
+
+    def look(self, module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        name = self.names[module]
+        finite = all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters())
+        its = "" if finite else ", whose weights are not finite"
+        self.forward.at(f"in the forward: the output of {name}{its}", output)
+        if output.requires_grad:
+            said = f"in the backward: the gradient at the output of {name}"
+            output.register_hook(functools.partial(self.backward.at, said))
+
+    @contextlib.contextmanager
+    def hooks(self, *, inside_layers: bool) -> Iterator[None]:
+        """In what is compiled a hook would be another form of it."""
+        handles = [
+            module.register_forward_hook(self.look) for module, name in self.names.items()
+            if (inside_layers or not name.startswith("layers")) and not isinstance(module, nn.ModuleList)
+        ]  # fmt: skip
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def around(self, kernels: Kernels) -> Kernels:
         """`kernels` whose layers are looked at from outside, compiled or not."""
-        names = {module: name for name, module in drafter.named_modules()}
 
         def looked_at(run: RunLayer) -> RunLayer:
             def layer(module: Any, slots_BTH: Tensor, *rest: Any) -> Tensor:
-                self.at(f"in the forward: the slots that {names[module]} is given", slots_BTH)
+                self.forward.at(f"in the forward: the slots that {self.names[module]} is given", slots_BTH)
                 output = run(module, slots_BTH, *rest)
-                self.module(names[module], module, output)
+                self.look(module, None, output)
                 return output
 
             return layer
@@ -158,22 +180,3 @@ class _Look:
         return dataclasses.replace(
             kernels, first_layer=looked_at(kernels.first_layer), layer=looked_at(kernels.layer)
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _hooks(drafter: nn.Module, look: _Look, *, inside_layers: bool) -> Iterator[None]:
-    """Look at what modules make; in what is compiled a hook would be another form of it."""
-    handles = []
-    for name, module in drafter.named_modules():
-        if name and (inside_layers or not name.startswith("layers")):
-            hook = functools.partial(_after, look, name)
-            handles.append(module.register_forward_hook(hook))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _after(look: _Look, name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
-    look.module(name, module, output)

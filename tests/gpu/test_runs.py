@@ -130,8 +130,9 @@ def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel_with_a_word
         train({**on_gpu, "cuda_graphs": "on", "resume": "never", "output_dir": str(tmp_path / "on")})
 
 
+@pytest.mark.parametrize("sync", ["grads", "params"])
 def test_a_loss_that_is_not_finite_touches_no_weights_of_a_recorded_step(
-    train: Callable[..., Any], on_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Any], on_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
     original, before = Replica.loss_and_gradients, {}
 
@@ -144,10 +145,51 @@ def test_a_loss_that_is_not_finite_touches_no_weights_of_a_recorded_step(
         original(self, batch)
 
     monkeypatch.setattr(Replica, "loss_and_gradients", poisoned)
-    train({**on_gpu, "cuda_graphs": "on"}, expect=1)
+    train({**on_gpu, "cuda_graphs": "on", "sync": sync}, expect=1)
     (event,) = events(tmp_path / "out", "exception")
-    assert event["worker"] == "drafter-2" and "no weights have changed since step 4" in event["message"]
+    assert event["worker"] == "drafter-2" and "at step 5: done once more everything is finite" in event["message"]
     assert len(before) == 3 and all(torch.equal(member.flat.weights, weights) for member, weights in before.values())
+
+
+def test_the_layer_of_a_bad_weight_is_named_from_compiled_code_and_nothing_compiles_for_it(
+    train: Callable[..., Any], on_gpu: Settings, tmp_path: Path
+) -> None:
+    def plant(training: Any) -> None:
+        member = training.members[1]
+        member.flat.named(member.flat.weights)["layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+        member.flat.spread()
+        torch.cuda.synchronize()
+        compiles.append(watch.compiles)
+
+    compiles: list[int] = []
+    train({**on_gpu, "cuda_graphs": "on"}, expect=1, before=plant)
+    (event,) = events(tmp_path / "out", "nonfinite")
+    assert event["worker"] == "drafter-1"
+    assert event["where"] == "in the forward: the output of layers.1, whose weights are not finite"
+    assert watch.sealed and watch.compiles == compiles[0]
+
+
+@pytest.mark.parametrize("sync", ["grads", "params"])
+def test_recorded_steps_that_are_skipped_leave_the_bits_of_steps_that_are_not_recorded(
+    train: Callable[..., Any], on_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    original = Replica.loss_and_gradients
+
+    def poisoned(self: Replica, batch: MicroBatch) -> None:
+        if batch.step in (4, 9, 10) and threading.current_thread().name == "drafter-1":
+            torch.cuda.current_stream().wait_event(batch.ready)
+            batch.features_BSF.fill_(float("inf"))
+        original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", poisoned)
+    on_gpu |= {"on_nonfinite": "skip", "max_skipped": 3, "sync": sync}
+    weights = []
+    for graphs in ("on", "off"):
+        training = train({**on_gpu, "cuda_graphs": graphs, "output_dir": str(tmp_path / graphs)})
+        assert [event["step"] for event in events(tmp_path / graphs, "nonfinite")] == [4, 9, 10]
+        assert all(member.refused == 3 and int(member.optimizer.taken) == 27 for member in training.members.values())
+        weights.append(training.members[2].flat.weights.cpu())
+    assert torch.equal(*weights) and bool(torch.isfinite(weights[0]).all())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
