@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ def _anchors(config: Config, rows: Rows) -> dict[str, Any]:
 
 def _segments_at(config: Config, rows: Rows, tokenizer: Any, row: str) -> list[int]:
     """Those of the record at `row`, whose path may be given by its end alone."""
-    place, _, _ = row.partition(" from token ")
+    place, part, _ = row.partition(" from token ")
     table = rows.documents.table
     for number, source in enumerate(rows.documents.names):
         at = _at(source, place)
@@ -166,8 +167,7 @@ def _segments_at(config: Config, rows: Rows, tokenizer: Any, row: str) -> list[i
         segments = [segment for document in documents for segment in np.flatnonzero(rows.doc_G == document)]
         if not segments:
             raise ConfigError(f"{sources.where(source, at)} {_why_not(config, rows, tokenizer, source, at, documents)}")
-        named = [segment for segment in segments if rows.place(segment).endswith(row)]
-        return named or segments
+        return [segment for segment in segments if not part or rows.place(segment).endswith(row)]
     known = ", ".join(str(source.path) for source in find_sources(config.data)[:3])
     raise ConfigError(f"--row: {row} is in none of the sources ({known}); name it as the report does")
 
@@ -180,7 +180,7 @@ def _at(source: Source, place: str) -> int | None:
     match = PLACE.fullmatch(place)
     assert match is not None, "it matches anything"
     path, line, row, item = match.groups()
-    if not f"/{source.path}".endswith(f"/{path.lstrip('/')}"):
+    if not f"/{source.path}".endswith(f"/{path.lstrip('/')}") and Path(path).resolve() != source.path.resolve():
         return None
     return -1 - int(item) if item else int(line or row or 0)
 

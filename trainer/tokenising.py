@@ -20,7 +20,7 @@ from trainer.sources import BadRecord
 from trainer.token_cache import Say, Writer
 
 RECORDS_AT_ONCE = 128
-CHARACTERS_AT_ONCE = 1 << 20
+CHARACTERS_AT_ONCE = 1 << 18
 SAID_EVERY_S = 10.0
 
 
