@@ -265,7 +265,8 @@ class Encoder:
         """Whether an assistant's turn begins where the generation prompt ends: not where a template makes nothing of
         `add_generation_prompt`, and yet puts a header before the turn."""
         if with_tools not in self._prompts:
-            asked, tools = [{"role": "user", "content": f"hello{chr(MARKS[0])}"}], [] if with_tools else None
+            asked = [{"role": "user", "content": f"hello{chr(MARKS[0])}"}]
+            tools: list[Any] | None = [] if with_tools else None
             answered = [*asked, {"role": "assistant", "content": f"{chr(MARKS[0])}good day"}]
             prompt = self.render(asked, tools, prompt=True)
             bridge = prompt.rpartition(chr(MARKS[0]))[2]

@@ -164,9 +164,11 @@ def _segments_at(config: Config, rows: Rows, tokenizer: Any, row: str) -> list[i
         if at is None:
             continue
         (documents,) = np.nonzero((table["source"] == number) & (table["at"] == at))
-        segments = [segment for document in documents for segment in np.flatnonzero(rows.doc_G == document)]
+        segments = np.flatnonzero(np.isin(rows.doc_G, documents)).tolist()
         if not segments:
-            raise ConfigError(f"{sources.where(source, at)} {_why_not(config, rows, tokenizer, source, at, documents)}")
+            raise ConfigError(
+                f"{sources.where(source, at)} {_why_not(config, rows, tokenizer, source, at, documents.tolist())}"
+            )
         return [segment for segment in segments if not part or rows.place(segment).endswith(row)]
     known = ", ".join(str(source.path) for source in find_sources(config.data)[:3])
     raise ConfigError(f"--row: {row} is in none of the sources ({known}); name it as the report does")

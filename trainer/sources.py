@@ -16,7 +16,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from trainer.config import ConfigError
 from trainer.source_files import Source
@@ -81,25 +81,20 @@ def _texts(records: Iterator[tuple[int, Any]], text_field: str | None) -> Iterat
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(source: Source) -> Iterator[IO[bytes]]:
+def _opened(source: Source) -> io.BufferedReader:
     path = source.files[0]
-    with contextlib.ExitStack() as stack:
-        file: IO[bytes]
-        if source.compression == ".gz":
-            file = stack.enter_context(gzip.open(path, "rb"))
-        elif source.compression == ".zst":
-            import pyarrow
+    if not source.compression:
+        return path.open("rb")
+    if source.compression == ".gz":
+        return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(path)), READ_BYTES)
+    import pyarrow
 
-            file = stack.enter_context(pyarrow.input_stream(str(path), compression="zstd"))
-        else:
-            file = stack.enter_context(path.open("rb"))
-        yield io.BufferedReader(file, READ_BYTES) if source.compression else file  # type: ignore[arg-type]
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), READ_BYTES)
 
 
 def _json(source: Source) -> Iterator[tuple[int, Any]]:
     with _opened(source) as file:
-        if source.format == "json" and file.peek(64).removeprefix(_BOM).lstrip().startswith(b"["):  # type: ignore[attr-defined]
+        if source.format == "json" and file.peek(64).removeprefix(_BOM).lstrip().startswith(b"["):
             yield from _items(file)
             return
         for number, line in _lines(file):
