@@ -173,7 +173,7 @@ def step(patient: Patient) -> Finding:
                 return fail(f"{where}: no gradient reaches {', '.join(still)}", A_DEFECT)
             if moved < 0.5:
                 return fail(f"{where}: the optimizer moved {moved:.0%} of the weights", A_DEFECT)
-            told.append(f"{where}: loss {figures.loss:.3f}, gradient norm {figures.norm:.3g}")
+            told.append(f"{where}: loss {figures.own_mean:.3f}, gradient norm {figures.norm:.3g}")
     return ok("forward, backward, optimizer at the run's shapes: " + "; ".join(told))
 
 

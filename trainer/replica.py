@@ -107,6 +107,11 @@ class Figures:
         return float(self.values_5[3])
 
     @property
+    def own_mean(self) -> float:
+        """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
+        return self.loss / max(self.weight, 1e-12)
+
+    @property
     def refused(self) -> bool:
         """Something was not finite, here or at another replica: weights and optimizer are as before the step."""
         return bool(self.values_5[4])

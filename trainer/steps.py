@@ -35,12 +35,6 @@ class Share:
             made=[(batch.made_by, batch.made) for batch in batches if batch.made is not None],
         )  # fmt: skip
 
-    @property
-    def own_mean(self) -> float:
-        """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
-        return self.figures.loss / max(self.figures.weight, 1e-12)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """A step that all replicas have begun. Its figures are worth reading after `wait`."""

@@ -65,7 +65,7 @@ class Tally:
         for rank, share in zip(sorted(self.members), step.shares, strict=True):
             rate, peak = rates[rank], self.peaks.of(self.members[rank].device)
             figures[share.worker] = {
-                "tok_s": rate.tokens, "mfu": peak and rate.drafter_flop / peak, "loss": share.own_mean,
+                "tok_s": rate.tokens, "mfu": peak and rate.drafter_flop / peak, "loss": share.figures.own_mean,
             }  # fmt: skip
         whole = total(rates)
         return RunStep(
