@@ -77,7 +77,9 @@ class CpuThreads(Model):
     """Cores that one worker thread may use inside an operation; with more workers than cores, 1 is best."""
 
     target: Count = 1
+    """Of each target thread."""
     drafter: Count = 1
+    """Of each drafter thread."""
 
 
 class TargetConfig(Model):
@@ -88,6 +90,7 @@ class TargetConfig(Model):
     layer_ids: Annotated[list[Index], Field(min_length=1)] | None = None
     """Layers whose outputs are captured (0-based); left out, `captured_layers` of them evenly spread."""
     captured_layers: Count = 5
+    """How many, where `layer_ids` does not say which: from the second layer to the third from the end."""
 
 
 class DataConfig(Model):
@@ -145,7 +148,9 @@ class DataConfig(Model):
 
 class DrafterConfig(Model):
     layers: Count
+    """Of the drafter; its hidden size is the target's."""
     block_size: Annotated[Int, Field(ge=2)]
+    """Slots of a block: the anchor's token and those that are drafted at once behind it."""
     anchors: Count
     """Blocks per sequence and step, always this many: rows that cannot fill them are padded, so shapes stay static. A
     bucket that is too short for them has one less than its length."""
@@ -154,9 +159,14 @@ class DrafterConfig(Model):
     dtype: Dtype = "auto"
     """Of the arithmetic; weights and optimizer are always float32."""
     heads: Count | None = None
+    """Of attention, in each layer. Left out, as many as the target has."""
     kv_heads: Count | None = None
+    """Heads of keys and values, each shared by equally many `heads`. Left out, as many as the target has, or as `heads`
+    if that is given."""
     head_dim: Count | None = None
+    """Size of a head. Left out, the target's."""
     intermediate_size: Count | None = None
+    """Of the MLP of each layer. Left out, the target's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -177,8 +187,8 @@ class LossConfig(Model):
     bytes."""
     weights: Literal["exponential", "d-pace"] = "exponential"
     """What a slot counts, as a slot is only of use if all before it were right. exponential: exp(-(k-1) / `decay`) for
-    slot k. d-pace: by the drafter's own success in this very block; a slot that would be reached often, or that would
-    open the way to many others, counts more (see `loss.pace_weights`)."""
+    slot k. d-pace: as much as the drafter, by its own probabilities in this very block, is expected to keep from that
+    slot on (see `loss.pace_weights`)."""
     decay: Positive | None = None
     """Of exponential weights, in slots. Left out, the published one of the block size: 7, 5 or 4 for blocks of 16, 10
     or 8, half the block for others."""
@@ -214,8 +224,7 @@ class OptimizerConfig(Model):
     """Of all steps, in which the learning rate rises in a straight line; one step at least."""
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
     """After the warm-up. cosine: half a cosine down to the last step. wsd: constant, and down within the last
-    `decay_fraction` of the steps, so that `steps` can be raised in a later resume without having fallen in vain.
-    constant: as it is."""
+    `decay_fraction` of the steps, before which a run can be made longer and lose nothing. constant: as it is."""
     final_lr_fraction: Fraction = 0.1
     """Of `lr`, in the last step; unless the schedule is constant."""
     decay_fraction: Annotated[Float, Field(gt=0, le=1)] | None = None
@@ -224,8 +233,11 @@ class OptimizerConfig(Model):
     """How that of wsd falls: in a straight line, which is what is meant if it is left out, or as 1 - sqrt(share of the
     decay), which is quick at first."""
     weight_decay: Annotated[Float, Field(ge=0)] = 0.01
+    """AdamW's, of matrices; norms do not decay."""
     beta1: Momentum = 0.9
+    """AdamW's, of the mean of gradients."""
     beta2: Momentum = 0.95
+    """AdamW's, of the mean of their squares."""
     clip_norm: Positive = 1.0
     """Gradients of a larger norm, that of all weights together, are scaled down to it."""
     ema: Annotated[Float, Field(gt=0, lt=1)] | None = None
@@ -255,6 +267,7 @@ class WatchdogConfig(Model):
     """When no step ends for too long: stop the run with an error, or report it and go on waiting. Either way the log
     then shows what every thread does."""
     least_s: Positive = 60.0
+    """Seconds for which no step may end without a word."""
     factor: Positive = 20.0
     """Too long: longer than `least_s` and than so many median steps; ten times `least_s` for the first step, and five
     times as long for a checkpoint."""
@@ -262,6 +275,7 @@ class WatchdogConfig(Model):
 
 class WandbConfig(Model):
     project: Str
+    """Where the run is shown; made if there is none."""
     entity: Str | None = None
     """A team; left out, the one that the key belongs to."""
     mode: Literal["online", "offline"] = "online"
@@ -288,15 +302,22 @@ class TrackingConfig(Model):
 
 class Config(Model):
     steps: Count
+    """Optimizer steps of the whole run, resumes included."""
     batch_size: Count
     """Sequences per optimizer step, over all replicas."""
     seed: Index = 0
+    """Of everything that is drawn: first weights, the order of the data, anchors."""
     output_dir: Str = "runs/trainer"
     """Where records and checkpoints go when specctl gives no run directory."""
     resume: Literal["auto", "never"] = "auto"
+    """auto: go on from the latest whole checkpoint of this run, if there is one. never: refuse to start where there is
+    one; `--resume` on the command line goes on all the same."""
     checkpoint_every: Count = 500
+    """Steps between two checkpoints; the last step, and one that a signal ends the run with, has its own."""
     keep_checkpoints: Count = 3
+    """Only the latest so many stay."""
     log_every: Count = 1
+    """Steps between two that are printed and recorded; those with a checkpoint are besides."""
     sync: Literal["grads", "params"] = "grads"
     """grads: the replicas add up their gradients in every step, which makes one step of all. params: each steps on its
     own share, and every `sync_every` steps weights and moments are averaged."""

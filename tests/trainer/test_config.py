@@ -15,6 +15,7 @@ import yaml
 from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
 from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
 from typedyaml import Model
+from typedyaml.jsonschema import json_schema
 
 DEMO = REPOSITORY / "configs" / "smollm2-cpu.yaml"
 
@@ -75,6 +76,16 @@ def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: st
     # A key that is missing altogether is blamed on the mapping it is missing from.
     line = line_of(path, "data:" if key == "data" else new.splitlines()[-1])
     assert message.startswith(f"{path}:{line}: {key}")
+
+
+def test_every_key_is_explained() -> None:
+    schema = json_schema(Config, title="")
+    sections = {"the whole": schema, **schema["$defs"]}
+    unexplained = [
+        f"{name}: {key}" for name, section in sections.items() for key, value in section["properties"].items()
+        if "description" not in value and "$ref" not in json.dumps(value)
+    ]  # fmt: skip
+    assert len(sections) > 6 and unexplained == []
 
 
 def test_a_block_has_to_fit_into_the_shortest_bucket(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import OptimizerConfig
@@ -74,6 +74,7 @@ def test_wsd_holds_the_same_rate_however_many_steps_are_added() -> None:
     assert len(set(rates(100, schedule="cosine"))) > 80
 
 
+@settings(deadline=None)
 @given(
     steps=st.integers(1, 5000), warmup=st.floats(0, 1), decay=st.floats(0.001, 1), floor=st.floats(0, 1),
     shape=st.sampled_from(["linear", "1-sqrt"]), schedule=st.sampled_from(["cosine", "constant", "wsd"]),
