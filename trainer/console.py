@@ -68,6 +68,8 @@ def console_for(environ: Mapping[str, str]) -> Console:
 
 class PlainConsole:
     def __init__(self) -> None:
+        # Whatever a library puts in its place for a while.
+        self._out = sys.stdout
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -75,7 +77,7 @@ class PlainConsole:
 
     def say(self, line: str) -> None:
         with self._lock:
-            print(line, flush=True)
+            print(line, file=self._out, flush=True)
 
     def complain(self, line: str) -> None:
         with self._lock:
@@ -113,7 +115,8 @@ def step_lines(done: RunStep) -> str:
         f"{_figure('grad_norm', done.grad_norm, '.2f')}"
         f" queue={done.queued}/{done.queue_size}"
         f" wait_target={done.mean('drafter', 'wait_input'):.0%} wait_drafter={done.mean('target', 'wait_room'):.0%}"
-        f" bottleneck={done.bottleneck}" + (f" skipped={done.skipped}" if done.skipped else "")
+        f" bottleneck={done.bottleneck}"
+        + (f" skipped={done.skipped}" if done.skipped else "")
         + (f" lost={','.join(done.lost)}" if done.lost else "")
     )
     return "\n".join(lines)
@@ -132,7 +135,7 @@ class LiveConsole:
         from rich.console import Console as RichConsole
         from rich.live import Live
 
-        self._console = RichConsole(highlight=False)
+        self._console = RichConsole(file=sys.stdout, highlight=False)
         self._phase, self._since = "", time.monotonic()
         self._step: RunStep | None = None
         self._live = Live(

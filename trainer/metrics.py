@@ -139,7 +139,7 @@ class Reporter:
 
     def ended(self, *, code: int, stopped: bool, **facts: Any) -> list[str]:
         """The last record of this process. Returns the trackers that would not end, as `stuck` workers are."""
-        stuck = self.tracking.close(timeout_s=TRACKERS_CLOSE_S) if self.tracking else []
+        stuck = self.tracking.close(code=code, timeout_s=TRACKERS_CLOSE_S) if self.tracking else []
         self.console.close()
         self.heartbeat.stop()
         self.event("ended", code=code, stopped=stopped, **facts)
@@ -202,7 +202,7 @@ class Reporter:
 
     def speed(self, step: int, change: SpeedChange) -> None:
         """The run has become slower, or has recovered."""
-        self.say(f"{change.kind}: at step {step}: {change}")
+        self.say(f"{change.kind}: after step {step}: {change}")
         self.event(change.kind, step=step, tok_s=change.tok_s, median_tok_s=change.median_tok_s)
 
     def advanced(self, step: int) -> None:

@@ -6,9 +6,12 @@ no step is there twice.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
+import time
 from collections.abc import Mapping
+from typing import Any
 
 from trainer.config import TrackioConfig, WandbConfig
 from trainer.tracking import TrackedRun
@@ -27,8 +30,8 @@ class TensorBoard:
         self._event, self._summary = Event, Summary
         folder = run.directory / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        # Two processes in one second would have one name.
-        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        # By the second alone two processes might have one name; and the later one's has to sort behind.
+        self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
         # Readers drop what earlier files say of this step and any after it.
         began = Event(step=run.steps_done + 1, session_log=SessionLog(status=SessionLog.START))
         settings = f"    {json.dumps(run.settings, indent=1)}".replace("\n", "\n    ")
@@ -43,7 +46,7 @@ class TensorBoard:
     def flush(self) -> None:
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, code: int) -> None:
         self._writer.close()
 
 
@@ -68,8 +71,8 @@ class Wandb:
     def flush(self) -> None:
         """It writes by itself."""
 
-    def close(self) -> None:
-        self._run.finish(quiet=True)
+    def close(self, code: int) -> None:
+        self._run.finish(exit_code=code)
 
 
 class Trackio:
@@ -79,10 +82,11 @@ class Trackio:
         import trackio
 
         self._tracked = run.tracked
-        self._run = trackio.init(
-            project=config.project, name=run.name, config=dict(run.settings),
-            resume="allow" if run.steps_done or run.id == run.name else "never", embed=False,
-        )  # fmt: skip
+        with _unsaid():
+            self._run = trackio.init(
+                project=config.project, name=run.name, config=dict(run.settings), embed=False,
+                resume="allow" if run.steps_done or run.id == run.name else "never",
+            )  # fmt: skip
 
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
         if step > self._tracked:
@@ -91,5 +95,11 @@ class Trackio:
     def flush(self) -> None:
         """It writes by itself, twice a second."""
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, code: int) -> None:
+        with _unsaid():
+            self._run.finish()
+
+
+def _unsaid() -> contextlib.AbstractContextManager[Any]:
+    """What a library prints, in colours, is no part of the run's log; that has its own way out (`console.py`)."""
+    return contextlib.redirect_stdout(io.StringIO())

@@ -48,7 +48,8 @@ class Tracker(Protocol):
     def flush(self) -> None:
         """Nothing more is waiting."""
 
-    def close(self) -> None: ...
+    def close(self, code: int) -> None:
+        """The run has ended, with this exit code."""
 
 
 def check(config: TrackingConfig, environ: Mapping[str, str]) -> None:
@@ -75,12 +76,14 @@ class Tracking:
         for feeder in self._feeders:
             feeder.put(step, scalars)
 
-    def close(self, *, timeout_s: float) -> list[str]:
-        """Let them tell what is waiting; returns those who are not done in time."""
+    def close(self, *, code: int, timeout_s: float) -> list[str]:
+        """The run has ended with this exit code: let them tell what is waiting. Returns who is not done in time, or has
+        failed: what they leave may hold up, or spoil, the interpreter's end."""
         deadline = time.monotonic() + timeout_s
         for feeder in self._feeders:
-            feeder.end()
-        return [feeder.name for feeder in self._feeders if not feeder.join(max(0.0, deadline - time.monotonic()))]
+            feeder.end(code)
+        left = [feeder for feeder in self._feeders if not feeder.join(max(0.0, deadline - time.monotonic()))]
+        return [f"tracker-{feeder.name}" for feeder in left]
 
 
 def makers_of(config: TrackingConfig, *, say: Callable[[str], None]) -> dict[str, Callable[[TrackedRun], Tracker]]:
@@ -108,7 +111,7 @@ class Feeder:
         self.name = name
         self._make, self._say, self._event = make, say, event
         self._queue: queue.Queue[tuple[int, Mapping[str, float], float] | None] = queue.Queue(waiting)
-        self._ending = threading.Event()
+        self._code = 0
         self._failed = False
         self._dropped = 0
         # Daemon: one that hangs in somebody else's library must not keep the process alive.
@@ -120,19 +123,20 @@ class Feeder:
         if not self._failed:
             self._put((step, scalars, time.time()))
 
-    def end(self) -> None:
-        self._ending.set()
+    def end(self, code: int) -> None:
+        """Of the run, which has ended with this exit code."""
+        self._code = code
         self._put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Whether it has ended by then; if not, it is said."""
+        """Whether it has ended well by then; if not, it is said."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._say(f"tracking.{self.name}: not done after {timeout_s:.0f} s, and left; metrics.jsonl has it all")
             return False
         if self._dropped:
             self._say(f"tracking.{self.name}: was too slow for {self._dropped} steps; metrics.jsonl has them")
-        return True
+        return not self._failed
 
     def _put(self, item: tuple[int, Mapping[str, float], float] | None) -> None:
         while True:
@@ -153,7 +157,7 @@ class Feeder:
                 tracker.log(*item)
                 if self._queue.empty():
                     tracker.flush()
-            tracker.close()
+            tracker.close(self._code)
         except Exception as error:
             self._failed = True
             why = " ".join(str(error).split()) or type(error).__name__

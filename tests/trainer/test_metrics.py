@@ -14,10 +14,11 @@ from tests.trainer.support import poll, records
 from trainer.config import ConfigError
 from trainer.metrics import Reporter, RunStep, WorkerStep
 from trainer.records import RunIdentity, identity_from_environment
+from trainer.throughput import SpeedChange
 
 
 @pytest.fixture
-def reporter(tmp_path: Path) -> Any:
+def reporter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     reporter = Reporter(RunIdentity(directory=tmp_path, run_id="a-run", attempt=3, nonce="n0"))
     reporter.open()
     yield reporter
@@ -109,6 +110,16 @@ def test_the_heartbeat_goes_on_while_its_step_does_not(reporter: Reporter, tmp_p
     assert first["checkpointing"] is True and first["gpu_memory_bytes"] == {}
     later = poll(lambda: beat() if beat()["monotonic_s"] > first["monotonic_s"] else None, timeout_s=10)
     assert later["step"] == 4 and later["time"] >= first["time"]
+
+
+def test_a_run_that_has_become_slower_says_so_in_a_line_and_an_event(
+    reporter: Reporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter.speed(40, SpeedChange(kind="decay", tok_s=2400.0, median_tok_s=5005.0))
+    line = "decay: after step 40: tok/s has fallen: 2,400 is 48% of the run's median 5,005\n"
+    assert capsys.readouterr().out == line
+    (event,) = records(tmp_path, "events.jsonl")
+    assert (event["event"], event["step"], event["tok_s"], event["median_tok_s"]) == ("decay", 40, 2400.0, 5005.0)
 
 
 def test_an_exception_has_pythons_own_form_and_an_event(reporter: Reporter, tmp_path: Path,
