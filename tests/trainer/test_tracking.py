@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.support import TrainerProcess, losses, records, write_config
+from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
 from trainer.config import ConfigError, TrackingConfig
 from trainer.records import RunIdentity
 from trainer.tracking import Feeder, Tracking, check, last_step
@@ -235,10 +235,12 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def wandb_runs(directory: Path) -> list[tuple[Any, dict[int, float]]]:
-    """The run's description and its losses by step, of each process."""
+    """The run's description and its losses by step, of each process; none before all is in the files."""
     found = []
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         records = list(wandb_records(path))
+        if not records or records[-1].WhichOneof("record_type") not in ("exit", "footer"):
+            return []
         (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
         history = {}
         for record in records:
@@ -256,7 +258,7 @@ def test_wandb_offline_has_every_step_once_under_the_runs_own_name(tmp_path: Pat
     pytest.importorskip("wandb")
     track(tmp_path, WANDB, {1: 5.0, 2: 4.0, 3: 3.0}, told)
     track(tmp_path, WANDB, {2: 4.0, 3: 3.0, 4: 2.0}, told, done=1)
-    (first, losses_1), (second, losses_2) = wandb_runs(tmp_path)
+    (first, losses_1), (second, losses_2) = poll(lambda: wandb_runs(tmp_path))
     for run in (first, second):
         assert (run.run_id, run.display_name, run.project) == ("a-run", "a-run", "drafters")
     assert (losses_1, losses_2) == ({1: 5.0, 2: 4.0, 3: 3.0}, {4: 2.0})
