@@ -41,6 +41,7 @@ CHECKS = [
     Check(name="drafters", what="drafters fit their devices, and what compiles, compiles", look=make_the_drafters),
     *checks_step.CHECKS,
     *checks_memory.CHECKS,
+    *checks_step.RECORDED,
 ]  # fmt: skip
 
 
