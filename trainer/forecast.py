@@ -2,9 +2,8 @@
 
 Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from the target's files, and what a step takes
 from going through one without any content (`planned_work.py`), all workers at their worst at once. On the CPU that is
-what is measured (`python -m trainer doctor` does), to a few percent. What is compiled for CUDA takes less, so that the
-peak is an upper bound there; the allocator's own losses and the CUDA context (about half a GiB) come on top. Of several
-buckets the longest has the most of everything, and so the peak.
+what is measured (`python -m trainer doctor` does), to the byte. On CUDA the allocator's own losses and the CUDA context
+(about half a GiB) come on top. Of several buckets the longest has the most of everything, and so the peak.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ measurement count the same way. Counts what this thread does, autograd on the CP
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
@@ -22,6 +24,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
+        self._paused = False
         self._sizes: dict[int, int] = {}
         """Of the storages that are alive, by their address; those from before have none."""
 
@@ -32,6 +35,26 @@ class LiveBytes(TorchDispatchMode):
         for tensor in _tensors(made):
             self._add(tensor, made_here=True)
         return made
+
+    def made(self, tensors: Iterable[Tensor]) -> None:
+        """Count these too, which were made where nobody looked."""
+        for tensor in tensors if not self._paused else ():
+            self._add(tensor, made_here=True)
+
+    def passing(self, size: int) -> None:
+        """So many bytes more were there for a moment."""
+        if not self._paused:
+            self.peak = max(self.peak, self.now + size)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """As if nothing happened inside."""
+        self._paused = True
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            self._paused = False
 
     def _add(self, tensor: Tensor, *, made_here: bool) -> None:
         storage = tensor.untyped_storage()

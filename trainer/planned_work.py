@@ -2,26 +2,28 @@
 
 The trainer's own functions, and the target's own model, run over tensors without content (torch's `meta` device), and
 what would be alive is counted as it comes and goes (`live_bytes.py`). Only attention is another one: it makes what the
-real one makes, on that kind of device. What is compiled for CUDA is counted as if it ran as it is written, which is
-more than it takes.
+real one makes, on that kind of device; and layers that are compiled for CUDA keep what they keep when they are compiled
+(`planned_compile.py`), or, where this torch cannot tell, all that they would as they are written.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.attention import Attention, DenseAttention
+from trainer import compile_plan, planned_compile
+from trainer.attention import DenseAttention
 from trainer.blocks import Blocks
 from trainer.causal import documents_mask
 from trainer.config import Config
 from trainer.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.kernels import plain
+from trainer.kernels import Kernels, plain
 from trainer.live_bytes import LiveBytes, bytes_of
-from trainer.loss import PLAIN, block_loss
+from trainer.loss import PLAIN, HeadLoss, block_loss
 from trainer.optim import FlatWeights
 from trainer.replicas import HASH_CHUNK, weight_hash
 from trainer.target import decoder_layers
@@ -94,25 +96,46 @@ def drafter_work(shape: DrafterShape, config: Config, device: torch.device, *, v
     flat = FlatWeights(drafter, dtype)
     if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
         flat.collect_early(lambda: None)
-    attention: Attention = _DenseOnCpu() if device.type == "cpu" else _FlexThatKeeps()
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
-    with LiveBytes() as live:
-        _forward_backward(drafter, flat, features_BSF.to(dtype), blocks, ends, attention, config)
+
+    def at_most(kernels_by: Callable[[LiveBytes, HeadLoss], Kernels]) -> int:
+        live = LiveBytes()
+        kernels = kernels_by(live, PLAIN[config.loss.kernel != "chunked"])
+        with live:
+            _forward_backward(drafter, flat, features_BSF.to(dtype), blocks, ends, kernels, config)
+        return live.peak
+
+    if device.type == "cpu":
+        step = at_most(_on_cpu)
+    else:
+        try:
+            with compile_plan.watch.lifted():
+                step = at_most(planned_compile.kernels)
+        except Exception:  # it is made of parts of torch that are no promise of torch's
+            flat.drop()
+            step = at_most(_as_written)
     with LiveBytes() as hashing:
         weight_hash(flat.weights, chunk=HASH_CHUNK[device.type])
     several = len(config.devices.drafter)
     added_up = flat.weights.nbytes // several if several > 1 else 0
-    return max(live.peak, hashing.peak, added_up)
+    return max(step, hashing.peak, added_up)
+
+
+def _on_cpu(_live: LiveBytes, head_loss: HeadLoss) -> Kernels:
+    return plain(_DenseOnCpu(), head_loss)
+
+
+def _as_written(_live: LiveBytes, head_loss: HeadLoss) -> Kernels:
+    return plain(_FlexThatKeeps(), head_loss)
 
 
 def _forward_backward(drafter: Drafter, flat: FlatWeights, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds,
-                      attention: Attention, config: Config) -> None:  # fmt: skip
+                      kernels: Kernels, config: Config) -> None:  # fmt: skip
     """As `Replica._forward_backward`."""
-    head_loss = PLAIN[config.loss.kernel != "chunked"]
-    slots_BTH = drafter(features_BSF, blocks, ends, plain(attention, head_loss))
+    slots_BTH = drafter(features_BSF, blocks, ends, kernels)
     loss, _ = block_loss(
-        slots_BTH, blocks, ends.head_VH, weight_sum=1.0, chunk_rows=config.loss.chunk_rows, head_loss=head_loss,
-        alpha=config.loss.pace_alpha,
+        slots_BTH, blocks, ends.head_VH, weight_sum=1.0, chunk_rows=config.loss.chunk_rows,
+        head_loss=kernels.head_loss, alpha=config.loss.pace_alpha,
     )  # fmt: skip
     loss.backward()
     flat.collect()

@@ -50,13 +50,13 @@ def test_a_wrong_mask_is_named_through_the_compiled_kernels(
     kernels_for.cache_clear()
 
 
-def test_the_plan_is_an_upper_bound_of_what_a_step_takes_and_not_far_from_it(on_gpu: dict[str, Any]) -> None:
+def test_the_plan_is_not_below_what_a_step_takes_and_not_far_above(on_gpu: dict[str, Any]) -> None:
     on_gpu["drafter"] |= {"anchors": 100, "intermediate_size": 2048, "layers": 4}
     found = examined(on_gpu, "memory")["memory"]
     print(found.evidence)
     planned, measured = found.facts["planned"]["cuda:0"], found.facts["measured"]["cuda:0"]
     assert planned["drafters"] == pytest.approx(measured["drafters"], rel=0.1)
-    assert 0.9 * measured["work"] < planned["work"] < 3 * measured["work"]
+    assert 0.9 * measured["work"] < planned["work"] < 1.5 * measured["work"]
 
 
 WIDTH = DrafterShape(

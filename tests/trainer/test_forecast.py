@@ -11,7 +11,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from transformers import AutoConfig
 
 from tests.trainer.support import write_config
-from trainer import forecast, kernels
+from trainer import compile_plan, forecast, kernels, planned_compile
 from trainer.__main__ import main
 from trainer.config import Config
 from trainer.drafter import Drafter
@@ -91,3 +91,23 @@ def test_plan_prints_both_and_trains_nothing(settings: dict[str, Any], tmp_path:
     write_config({**settings, "target": {"path": "/nowhere"}}, config)
     assert main(["plan", str(config)]) == 2
     assert capsys.readouterr().err.startswith("trainer: target.path: no Hugging Face model in /nowhere")
+
+
+def test_what_is_compiled_keeps_less_than_what_is_written_and_more_than_its_products(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings["devices"] = {"target": ["cuda:0"], "drafter": ["cuda:1"]}
+    settings["drafter"] |= {"layers": 3, "intermediate_size": 1024, "anchors": 40, "block_size": 8}
+    compile_plan.watch.open()
+    compile_plan.watch.seal()
+    compiled = planned(settings)["cuda:1"].work  # as in a process in which nothing is to be compiled any more
+    assert compile_plan.watch.sealed
+    compile_plan.watch.open()
+
+    def no_such_partitioner(*_: Any) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(planned_compile, "kernels", no_such_partitioner)
+    written = planned(settings)["cuda:1"].work
+    slots, rows = 4 * 320, 3 * 2 * 1024  # gate and up of each layer, in bfloat16
+    assert slots * rows * 2 < compiled < 0.8 * written
