@@ -173,7 +173,8 @@ def _memory(training: Training, before_bytes: int) -> dict[str, dict[str, int]]:
     member = next(iter(training.members.values()))
     path = expand_path(config.target.path, key="target.path")
     planned = forecast.memory(
-        config, target.model.config, member.drafter.shape, parameters=inputs.parameter_count(path)
+        config, target.model.config, member.drafter.shape, layer_ids=target.layer_ids,
+        parameters=inputs.parameter_count(path),
     )  # fmt: skip
     measured = memory_peak_bytes(training.tally.peaks.devices)
     return {

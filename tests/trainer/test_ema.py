@@ -145,5 +145,6 @@ def test_the_plan_counts_its_memory(averaged: dict[str, Any], tiny_target: Path)
     for ema in (None, 0.9):
         config = Config.model_validate({**averaged, "optimizer": {"lr": 1e-3, "ema": ema}})
         shape = forecast.shape_for(model, config.drafter, captured=3)
-        found.append(forecast.memory(config, model, shape, parameters=1000)["cpu"].drafters)
-    assert found[1] * 16 == found[0] * 20
+        found.append(forecast.memory(config, model, shape, layer_ids=[1, 2, 3], parameters=1000)["cpu"].drafters)
+    # Beside weights, gradients and two moments.
+    assert found[1] - found[0] == pytest.approx(found[0] / 4, rel=0.01)
