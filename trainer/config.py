@@ -254,7 +254,7 @@ class OptimizerConfig(Model):
         for key in ("decay_fraction", "decay_shape"):
             if getattr(self, key) is not None and self.schedule != "wsd":
                 raise ProblemAt((key,), "belongs to schedule: wsd")
-        if self.schedule == "wsd" and self.warmup_fraction + self.decay_share > 1:
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_share > 1 + 1e-9:
             raise ProblemAt(
                 ("decay_fraction",), f"is {self.decay_share:g}, after a warmup_fraction of {self.warmup_fraction:g}:"
                 " together at most 1"
