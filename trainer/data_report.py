@@ -26,6 +26,7 @@ from rich.text import Text
 
 from trainer import conversations, setup, sources
 from trainer.blocks import generator_for
+from trainer.chat_template import Template
 from trainer.config import Config, ConfigError, expand_path
 from trainer.data import Rows, check_bad, find_sources, load_rows
 from trainer.packing import pack
@@ -201,7 +202,7 @@ def _why_not(config: Config, rows: Rows, tokenizer: Any, source: Source, at: int
     if field is not None:
         return "has no two tokens in a row to train on"
     try:
-        (encoded,) = conversations.Encoder(tokenizer).encode([conversations.parse(record)])
+        (encoded,) = Template(tokenizer).encode([conversations.parse(record)])
     except BadRecord as bad:
         return str(bad)
     return str(encoded) if isinstance(encoded, BadRecord) else "has no two tokens in a row to train on"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer import conversations, sources
+from trainer.chat_template import Template
 from trainer.config import DataConfig
 from trainer.source_files import Source
 from trainer.sources import BadRecord
@@ -40,11 +41,11 @@ def settings(config: DataConfig, tokenizer: Any) -> dict[str, Any]:
 
 def write(config: DataConfig, tokenizer: Any, found: list[Source], say: Say, writer: Writer) -> None:
     """All documents of the sources `found`. Raises `ConfigError` for a file that is not what its name says."""
-    encoder = conversations.Encoder(tokenizer) if config.kind == "conversations" else None
+    template = Template(tokenizer) if config.kind == "conversations" else None
     said = time.monotonic()
     for number, source in enumerate(found):
-        if encoder:
-            written = _conversations(encoder, number, source, writer)
+        if template:
+            written = _conversations(template, number, source, writer)
         else:
             written = _texts(config.text_field, tokenizer, number, source, writer)
         for _ in written:
@@ -53,9 +54,9 @@ def write(config: DataConfig, tokenizer: Any, found: list[Source], say: Say, wri
                 say(f"tokenising {source.path}: {writer.records} records, {writer.end} tokens so far")
 
 
-def _conversations(encoder: conversations.Encoder, number: int, source: Source, writer: Writer) -> Iterator[None]:
+def _conversations(template: Template, number: int, source: Source, writer: Writer) -> Iterator[None]:
     for batch in _batches(_parsed(source)):
-        encoded = iter(encoder.encode([one for _, one in batch if not isinstance(one, BadRecord)]))
+        encoded = iter(template.encode([one for _, one in batch if not isinstance(one, BadRecord)]))
         for at, one in batch:
             made = one if isinstance(one, BadRecord) else next(encoded)
             if isinstance(made, BadRecord):

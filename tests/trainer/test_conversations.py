@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.templates import CHATML, QWEN3, QWEN3_THINKING, STYLES, Style
-from trainer.conversations import Conversation, Encoded, Encoder, parse
+from trainer.chat_template import Encoded, Template
+from trainer.conversations import Conversation, parse
 from trainer.sources import BadRecord
 
 TEMPLATE_TEXTS = sorted({text for style in (*STYLES.values(), QWEN3) for text in style.special} | {
@@ -59,18 +60,18 @@ def tokenizer_of(kind: str, special: tuple[str, ...], template: str) -> Any:
     return fast
 
 
-def encoder_of(style: Style, kind: str = "byte-level") -> Encoder:
-    return Encoder(tokenizer_of(kind, style.special, style.template))
+def template_of(style: Style, kind: str = "byte-level") -> Template:
+    return Template(tokenizer_of(kind, style.special, style.template))
 
 
-def runs(encoder: Encoder, one: Encoded) -> list[str]:
+def runs(chat: Template, one: Encoded) -> list[str]:
     """The texts of what is trained on, stretch by stretch."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], one.trained, [False]]).astype(np.int8))).reshape(-1, 2)
-    return [encoder.tokenizer.decode(one.ids[start:end]) for start, end in edges]
+    return [chat.tokenizer.decode(one.ids[start:end]) for start, end in edges]
 
 
-def encode(encoder: Encoder, messages: list[dict[str, Any]], **more: Any) -> Encoded:
-    (one,) = encoder.encode([parse({"messages": messages, **more})])
+def encode(chat: Template, messages: list[dict[str, Any]], **more: Any) -> Encoded:
+    (one,) = chat.encode([parse({"messages": messages, **more})])
     if isinstance(one, BadRecord):
         raise one
     return one
@@ -92,26 +93,25 @@ def talks(draw: st.DrawFn, roles: tuple[str, ...]) -> list[dict[str, str]]:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_is_trained_on_is_what_the_assistant_says_and_its_end(name: str, kind: str, data: st.DataObject) -> None:
-    style, encoder = STYLES[name], encoder_of(STYLES[name], kind)
+    style, chat = STYLES[name], template_of(STYLES[name], kind)
     messages = data.draw(talks(style.roles))
-    one = encode(encoder, messages)
+    one = encode(chat, messages)
     expected = [style.said(turn["content"]) + style.end for turn in messages if turn["role"] == "assistant"]
-    assert runs(encoder, one) == expected
+    assert runs(chat, one) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in STYLES if "marks what" not in name])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_spans_are_exact_whatever_space_is_around_texts(name: str, data: st.DataObject) -> None:
-    style, encoder = STYLES[name], encoder_of(STYLES[name])
+    style, chat = STYLES[name], template_of(STYLES[name])
     space = st.text(" \t\n", max_size=3)
     messages = [
         {"role": one["role"], "content": data.draw(space) + one["content"] + data.draw(space)}
         for one in data.draw(talks(style.roles))
     ]
-    rendered = encoder._rendered(Conversation(messages=messages))
-    assert not isinstance(rendered, Encoded)
-    assert rendered.text == encoder.render(messages, None)
+    rendered = chat.turns(Conversation(messages=messages))
+    assert rendered.text == chat.render(messages, None)
     expected = [style.said(turn["content"]) + style.end for turn in messages if turn["role"] == "assistant"]
     assert [rendered.text[start:end] for start, end in rendered.spans] == expected
 
@@ -121,7 +121,7 @@ def test_spans_are_exact_whatever_space_is_around_texts(name: str, data: st.Data
 @given(data=st.data())
 def test_a_turn_whose_thinking_is_stripped_is_context_and_the_others_are_trained_on(template: str, data: st.DataObject
                                                                                     ) -> None:  # fmt: skip
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
     messages = data.draw(talks(("system", "user", "assistant")))
     for turn in messages:
         turn["content"] = turn["content"].replace("<think>", "think")
@@ -141,18 +141,18 @@ def test_a_turn_whose_thinking_is_stripped_is_context_and_the_others_are_trained
             expected.append(f"{opened}{thought}\n</think>\n\n{said}")
         else:
             stripped += 1
-    one = encode(encoder, messages)
-    assert (runs(encoder, one), one.context_only) == (expected, stripped)
+    one = encode(chat, messages)
+    assert (runs(chat, one), one.context_only) == (expected, stripped)
 
 
 def test_a_template_that_never_shows_thinking_leaves_nothing_to_train_on_and_says_so() -> None:
     turn = {"role": "assistant", "content": "four", "reasoning_content": "two and two"}
     with pytest.raises(BadRecord, match="leaves the assistant's thinking out of every turn"):
-        encode(encoder_of(STYLES["llama 3"]), [{"role": "user", "content": "2 + 2?"}, turn])
+        encode(template_of(STYLES["llama 3"]), [{"role": "user", "content": "2 + 2?"}, turn])
 
 
 def test_tool_calls_are_generated_and_what_tools_say_is_not() -> None:
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, QWEN3.template))
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, QWEN3.template))
     call = {"type": "function", "function": {"name": "look", "arguments": '{"up": "<|im_end|>"}'}}
     written = '\n<tool_call>\n{"name": "look", "arguments": {"up": "<|im_end|>"}}\n</tool_call><|im_end|>'
     messages = [
@@ -163,9 +163,9 @@ def test_tool_calls_are_generated_and_what_tools_say_is_not() -> None:
         {"role": "tool", "content": "blue"},
         {"role": "assistant", "content": "blue"},
     ]
-    one = encode(encoder, messages, tools=json.dumps([{"type": "function", "function": {"name": "look"}}]))
+    one = encode(chat, messages, tools=json.dumps([{"type": "function", "function": {"name": "look"}}]))
     empty = "<think>\n\n</think>\n\n"
-    assert runs(encoder, one) == [written, f"let me see{written}", f"{empty}blue<|im_end|>"]
+    assert runs(chat, one) == [written, f"let me see{written}", f"{empty}blue<|im_end|>"]
 
 
 @pytest.mark.parametrize("template", [CHATML, QWEN3.template.replace("m.role != 'assistant'", "m.role == 'user'")])
@@ -175,24 +175,24 @@ def test_the_developer_speaks_as_himself_or_else_as_the_system(template: str) ->
         template = template.replace("{% else %}{% set content", "{% elif m.role == 'system' %}"
             "{{ '<|im_start|>system\\n' + m.content + '<|im_end|>\\n' }}"
             "{% elif m.role == 'assistant' %}{% set content", 1)  # fmt: skip
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
-    one = encode(encoder, [
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(chat, [
         {"role": "developer", "content": "be brief"}, {"role": "user", "content": "2 + 2?"},
         {"role": "assistant", "content": "four"},
     ])  # fmt: skip
-    said = encoder.tokenizer.decode(one.ids)
+    said = chat.tokenizer.decode(one.ids)
     assert said.startswith(f"<|im_start|>{'developer' if knows else 'system'}\nbe brief<|im_end|>\n")
 
 
 def test_a_text_in_parts_is_one_text_and_a_picture_is_refused() -> None:
     parts = [{"type": "text", "text": "two"}, {"type": "text", "text": "lines"}]
     talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
-    encoder = encoder_of(STYLES["chatml"])
-    one = encode(encoder, talk)
-    assert "two\nlines<|im_end|>" in encoder.tokenizer.decode(one.ids) and runs(encoder, one) == ["yes<|im_end|>"]
+    chat = template_of(STYLES["chatml"])
+    one = encode(chat, talk)
+    assert "two\nlines<|im_end|>" in chat.tokenizer.decode(one.ids) and runs(chat, one) == ["yes<|im_end|>"]
     parts.append({"type": "image_url", "image_url": "file:///a.png"})  # type: ignore[dict-item]
     with pytest.raises(BadRecord, match=r"has a part that is not text: messages\[0\].content holds 'image_url'"):
-        encode(encoder, talk)
+        encode(chat, talk)
 
 
 @pytest.mark.parametrize(
@@ -206,37 +206,85 @@ def test_a_text_in_parts_is_one_text_and_a_picture_is_refused() -> None:
 )
 def test_what_cannot_be_trained_on_is_refused_by_its_reason(turns: list[tuple[str, str]], said: str) -> None:
     with pytest.raises(BadRecord, match=said):
-        encode(encoder_of(STYLES["gemma"]), [{"role": role, "content": content} for role, content in turns])
+        encode(template_of(STYLES["gemma"]), [{"role": role, "content": content} for role, content in turns])
 
 
 def test_a_conversation_may_begin_with_the_assistant() -> None:
-    encoder = encoder_of(STYLES["llama 3"])
-    one = encode(encoder, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])
-    assert runs(encoder, one) == ["hello<|eot_id|>"]
+    chat = template_of(STYLES["llama 3"])
+    one = encode(chat, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])
+    assert runs(chat, one) == ["hello<|eot_id|>"]
 
 
 def test_texts_with_the_very_characters_that_mark_turns_are_told_apart_all_the_same() -> None:
-    encoder = encoder_of(STYLES["chatml"])
+    chat = template_of(STYLES["chatml"])
     talk = [("user", "\U000f0000"), ("assistant", "\U000f0003 one"), ("user", "b"), ("assistant", "two")]
-    one = encode(encoder, [{"role": role, "content": content} for role, content in talk])
-    assert runs(encoder, one) == ["\U000f0003 one<|im_end|>", "two<|im_end|>"]
+    one = encode(chat, [{"role": role, "content": content} for role, content in talk])
+    assert runs(chat, one) == ["\U000f0003 one<|im_end|>", "two<|im_end|>"]
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_by_name() -> None:
     template = CHATML.replace("m.content +", "(m.content if loop.last else m.content | upper) +")
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert runs(encoder, encode(encoder, talk)) == ["b<|im_end|>"]
-    one = encode(encoder, talk * 2)
-    assert runs(encoder, one) == ["B<|im_end|>", "b<|im_end|>"]
+    assert runs(chat, encode(chat, talk)) == ["b<|im_end|>"]
+    one = encode(chat, talk * 2)
+    assert runs(chat, one) == ["B<|im_end|>", "b<|im_end|>"]
     lengths = CHATML.replace("m.role +", "m.role + (m.content | length | string) +")
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, lengths))
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, lengths))
     with pytest.raises(BadRecord):
-        encode(encoder, talk)
+        encode(chat, talk)
 
 
 def test_the_date_that_a_template_asks_for_is_always_the_same() -> None:
     template = "{{ strftime_now('%d %B %Y') if strftime_now is defined else 'no date' }}\n" + CHATML
-    encoder = Encoder(tokenizer_of("byte-level", QWEN3.special, template))
-    one = encode(encoder, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    assert encoder.tokenizer.decode(one.ids).startswith("26 July 2024\n<|im_start|>user")
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(chat, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert chat.tokenizer.decode(one.ids).startswith("26 July 2024\n<|im_start|>user")
+
+
+def test_what_a_template_leaves_out_is_never_trained_on_without_it() -> None:
+    """Neither a message, nor tool calls: what is left would be another conversation."""
+    lists = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{{ part.text }}{% endfor %}"
+    talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    for generation in ("", "{% generation %}{% endgeneration %}"):
+        chat = Template(tokenizer_of("byte-level", QWEN3.special, lists + generation + "<|im_end|>{% endfor %}"))
+        with pytest.raises(BadRecord, match="leaves out what is said: turn 0, user"):
+            encode(chat, talk)
+    call = {"role": "assistant", "content": "look", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    for style in ("chatml", "chatml that marks what is generated"):
+        with pytest.raises(BadRecord, match="leaves tool calls out: turn 1"):
+            encode(template_of(STYLES[style]), [talk[0], call])
+
+
+def test_the_last_turn_may_end_with_a_token_of_its_own() -> None:
+    end = "('<|end|>' if loop.last and m.role == 'assistant' else '<|im_end|>')"
+    template = CHATML.replace("m.content + '<|im_end|>", f"m.content + {end} + '")
+    chat = Template(tokenizer_of("byte-level", (*QWEN3.special, "<|end|>"), template))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    assert runs(chat, encode(chat, talk)) == ["b<|im_end|>", "b<|end|>"]
+
+
+def test_a_turn_without_thinking_behind_a_prompt_that_opens_it_begins_with_its_text() -> None:
+    """Such a template writes an empty thought before it, which nobody has thought."""
+    thought = "('<think></think>' if m.role == 'assistant' else '')"
+    template = CHATML.replace("m.role + '\\n' +", f"m.role + '\\n' + {thought} +")
+    template = template.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(chat, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert runs(chat, one) == ["b<|im_end|>"] and "<think></think>b" in chat.tokenizer.decode(one.ids)
+
+
+def test_a_turn_that_goes_on_behind_what_a_tool_says_begins_behind_its_header() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}<tool>{{ m.content }}</tool>{% else %}"
+        "<|im_start|>{{ m.role + '\\n' + m.content }}{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}"
+        "</call>{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = Template(tokenizer_of("byte-level", QWEN3.special, template))
+    one = encode(chat, [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"},
+    ])  # fmt: skip
+    assert runs(chat, one) == ["<call>f</call>", "c<|im_end|>"]

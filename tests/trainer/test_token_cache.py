@@ -26,7 +26,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from trainer.config import DataConfig, ConfigError
 from trainer.data import load_rows
-from trainer import conversations
+from trainer import chat_template
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 
@@ -245,13 +245,13 @@ def test_who_is_killed_at_it_leaves_neither_a_lock_nor_half_an_entry(program: An
     talks, cache = write_talks(tmp_path / "talks.jsonl", 600), tmp_path / "cache"
     process = program(
         """
-original, calls = conversations.Encoder.encode, []
+original, calls = chat_template.Template.encode, []
 def encode(self, batch):
     calls.append(batch)
     if len(calls) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, batch)
-conversations.Encoder.encode = encode
+chat_template.Template.encode = encode
 load(sys.argv[2], Path(sys.argv[3]))
 """,
         talks, cache,
