@@ -68,8 +68,6 @@ def console_for(environ: Mapping[str, str]) -> Console:
 
 class PlainConsole:
     def __init__(self) -> None:
-        # Whatever a library puts in its place for a while.
-        self._out = sys.stdout
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -77,7 +75,7 @@ class PlainConsole:
 
     def say(self, line: str) -> None:
         with self._lock:
-            print(line, file=self._out, flush=True)
+            print(line, flush=True)
 
     def complain(self, line: str) -> None:
         with self._lock:
@@ -135,7 +133,7 @@ class LiveConsole:
         from rich.console import Console as RichConsole
         from rich.live import Live
 
-        self._console = RichConsole(file=sys.stdout, highlight=False)
+        self._console = RichConsole(highlight=False)
         self._phase, self._since = "", time.monotonic()
         self._step: RunStep | None = None
         self._live = Live(

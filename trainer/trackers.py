@@ -6,12 +6,10 @@ no step is there twice.
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from trainer.config import TrackioConfig, WandbConfig
 from trainer.tracking import TrackedRun
@@ -82,11 +80,13 @@ class Trackio:
         import trackio
 
         self._tracked = run.tracked
-        with _unsaid():
-            self._run = trackio.init(
-                project=config.project, name=run.name, config=dict(run.settings), embed=False,
-                resume="allow" if run.steps_done or run.id == run.name else "never",
-            )  # fmt: skip
+        # It prints as it goes, in colours, and the log is the run's own.
+        for module in (trackio, importlib.import_module("trackio.run"), importlib.import_module("trackio.utils")):
+            vars(module)["print"] = lambda *_, **__: None
+        self._run = trackio.init(
+            project=config.project, name=run.name, config=dict(run.settings), embed=False,
+            resume="allow" if run.steps_done or run.id == run.name else "never",
+        )  # fmt: skip
 
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
         if step > self._tracked:
@@ -96,10 +96,4 @@ class Trackio:
         """It writes by itself, twice a second."""
 
     def close(self, code: int) -> None:
-        with _unsaid():
-            self._run.finish()
-
-
-def _unsaid() -> contextlib.AbstractContextManager[Any]:
-    """What a library prints, in colours, is no part of the run's log; that has its own way out (`console.py`)."""
-    return contextlib.redirect_stdout(io.StringIO())
+        self._run.finish()

@@ -18,7 +18,7 @@ from trainer.throughput import SpeedChange
 
 
 @pytest.fixture
-def reporter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def reporter(tmp_path: Path) -> Any:
     reporter = Reporter(RunIdentity(directory=tmp_path, run_id="a-run", attempt=3, nonce="n0"))
     reporter.open()
     yield reporter
