@@ -12,7 +12,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +109,22 @@ class Saves:
         self.last = str(self.root / f"step-{found.step}")
         return found
 
+    def check_room(self, size_bytes: int, *, steps_done: int) -> None:
+        """Raises `ConfigError` where checkpoints of `size_bytes` each, as many as are to lie there at once, have no
+        room: said now, not after the hours that lead to it."""
+        every, steps = self.config.checkpoint_every, self.config.steps
+        to_come = steps // every - steps_done // every + (steps % every > 0)
+        # The oldest goes when a new one is there.
+        count = min(to_come, max(1, self.config.keep_checkpoints + 1 - len(checkpoint.steps_on_disk(self.root))))
+        there = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+        free_bytes = shutil.disk_usage(there).free
+        if steps_done < steps and free_bytes < count * size_bytes:
+            raise ConfigError(
+                f"keep_checkpoints: {count} more checkpoints of {size_bytes / (1 << 20):,.0f} MiB each need room at"
+                f" once, and {self.root} has {free_bytes / (1 << 20):,.0f} MiB free; make room there, keep fewer, or train"
+                " where there is some"
+            )
+
     def _changes(self, state: dict[str, Any]) -> Iterator[str]:
         """What is not as it was and makes other weights."""
         was, now = dict(_leaves(state["config"])), dict(_leaves(json.loads(self.config.model_dump_json())))
@@ -138,10 +153,10 @@ class Saves:
                 step=step, weights=member.weights(), optimizer=member.moments(), averages=member.averages(), state=state
             ))  # fmt: skip
         except OSError as error:
-            free_bytes = shutil.disk_usage(self.root if self.root.exists() else self.root.parent).free
+            size_bytes = sum(buffer.nbytes for buffer in member.state())
             raise SaveFailed(
-                f"checkpoint step-{step} cannot be written to {self.root}: {error.strerror or error}"
-                f" ({free_bytes / (1 << 20):,.0f} MiB free); last good checkpoint: {self.last}"
+                f"checkpoint step-{step} cannot be written to {self.root}: {error.strerror or error} (it takes"
+                f" {size_bytes / (1 << 20):,.1f} MiB); last good checkpoint: {self.last}"
             ) from None
         self.last = str(path)
         seconds = time.monotonic() - started
@@ -162,17 +177,6 @@ def what_must_stay(config: Config, target: Target, rows: Rows, shape: DrafterSha
         "rows of data": rows.digest(),
         **{f"{name} of the target": digest for name, digest in target.files.items()},
     }
-
-
-def check_room(root: Path, needed_bytes: int) -> None:
-    """Raises `ConfigError` where not even one checkpoint has room: said now, not after the hours that lead to it."""
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if free_bytes < needed_bytes:
-        raise ConfigError(
-            f"a checkpoint needs {needed_bytes / (1 << 20):,.0f} MiB, and {root} has {free_bytes / (1 << 20):,.0f} MiB"
-            " free; make room there, or train where there is some"
-        )
 
 
 def _leaves(section: Mapping[str, Any], prefix: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:

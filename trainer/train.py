@@ -31,7 +31,7 @@ from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
-from trainer.saves import Rhythm, Saves, check_room, what_must_stay
+from trainer.saves import Rhythm, Saves, what_must_stay
 from trainer.schedule import learning_rate
 from trainer.setup import make_replicas, on_this_machine, report_data, token_cache
 from trainer.stages import Stages
@@ -87,9 +87,10 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     )  # fmt: skip
     report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
-    check_room(training.saves.root, sum(buffer.nbytes for buffer in training.members[0].state()))
     if found := training.saves.find(must_resume=must_resume):
         training.restore(found)
+    size_bytes = sum(buffer.nbytes for buffer in training.members[0].state())
+    training.saves.check_room(size_bytes, steps_done=training.steps_done)
 
     reporter.phase("compile_warmup")
     training.warmup.compile()

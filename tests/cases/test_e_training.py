@@ -95,19 +95,23 @@ def test_e11_a_write_that_fails_fails_the_save_and_leaves_the_last_good_checkpoi
     train({**settings, "steps": 6}, expect=1, before=limit)
     no_large_files(resource.RLIM_INFINITY)
     (event,) = events(tmp_path / "out", "exception")
-    assert event["message"].startswith(f"checkpoint step-4 cannot be written to {root}: File too large (")
-    assert event["message"].endswith(f" MiB free); last good checkpoint: {root / 'step-2'}")
+    assert event["message"].startswith(f"checkpoint step-4 cannot be written to {root}: File too large (it takes ")
+    assert event["message"].endswith(f" MiB); last good checkpoint: {root / 'step-2'}")
     assert capsys.readouterr().err.count("Traceback") == 1
     assert sorted(path.name for path in root.iterdir()) == ["run.json", "step-2"]
     assert torch.equal(train({**settings, "steps": 6}).members[0].flat.weights, whole.members[0].flat.weights)
     assert steps_on_disk(root) == [6]
 
 
-ON_A_SMALL_DISK = """
-mount -t tmpfs -o size=2200k disk "$1"
+ON_A_DISK_THAT_OTHERS_FILL = """
+mount -t tmpfs -o size=5m disk "$1"
+while sleep 0.02; do
+    if [ -e "$1/checkpoints/step-2/COMPLETE.json" ] || [ -e "$1/fill" ]; then cat /dev/zero >>"$1/fill" 2>/dev/null; fi
+done &
 "$2" -m trainer train "$3"
 code=$?
-cp -r "$1" "$4"
+kill $!
+cp -r "$1/checkpoints" "$4"
 exit $code
 """
 
@@ -119,21 +123,21 @@ def test_e11_a_disk_that_fills_up_ends_the_run_at_the_save_it_has_no_room_for(se
     apart = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*apart, "mount", "-t", "tmpfs", "none", disk], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
-    settings |= {"output_dir": str(disk), "checkpoint_every": 2, "keep_checkpoints": 50, "steps": 100}
-    settings["tracking"] = {"tensorboard": False}
+    settings |= {"output_dir": str(disk), "checkpoint_every": 2, "keep_checkpoints": 2, "steps": 100_000}
     settings["data"]["cache"] = str(tmp_path / "token-cache")
     config = write_config(settings, tmp_path / "config.yaml")
     done = subprocess.run(
-        [*apart, "sh", "-c", ON_A_SMALL_DISK, "sh", disk, sys.executable, config, copy], capture_output=True, text=True,
-        cwd=REPOSITORY,
+        [*apart, "sh", "-c", ON_A_DISK_THAT_OTHERS_FILL, "sh", disk, sys.executable, config, copy], text=True,
+        capture_output=True, cwd=REPOSITORY,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    said = done.stderr.splitlines()[-1]
-    root = f"{disk}/checkpoints"
-    failed = re.search(rf"SaveFailed: checkpoint step-(\d+) cannot be written to {root}: No space left on device", said)
-    found = checkpoint.latest(copy / "checkpoints", say=pytest.fail)
-    assert failed is not None and found is not None, said
-    assert found.step == int(failed[1]) - 2 and said.endswith(f"last good checkpoint: {root}/step-{found.step}")
+    failed = re.search(
+        rf"SaveFailed: checkpoint step-(\d+) cannot be written to {disk}/checkpoints: No space left on device"
+        rf" \(it takes [\d.]+ MiB\); last good checkpoint: {disk}/checkpoints/step-(\d+)\n", done.stderr,
+    )  # fmt: skip
+    found = checkpoint.latest(copy, say=pytest.fail)
+    assert failed is not None and found is not None, done.stderr
+    assert found.step == int(failed[2]) == int(failed[1]) - 2
 
 
 def a_checkpoint(step: int, run: str = "this") -> Checkpoint:

@@ -20,8 +20,6 @@ from trainer.checkpoint import (
     save,
     steps_on_disk,
 )
-from trainer.config import ConfigError
-from trainer.saves import check_room
 
 
 def a_checkpoint(step: int) -> Checkpoint:
@@ -80,12 +78,6 @@ def test_a_damaged_file_skips_the_checkpoint_by_name_and_says_why(tmp_path: Path
     step, said = found(tmp_path)
     assert step == 900
     assert len(said) == 1 and said[0].startswith("checkpoint step-1000 skipped: ") and name in said[0]
-
-
-def test_a_disk_without_room_for_one_checkpoint_is_told_before_the_training(tmp_path: Path) -> None:
-    check_room(tmp_path / "not" / "made" / "yet", 1)
-    with pytest.raises(ConfigError, match=rf"needs 1,099,511,627,776 MiB, and {tmp_path} has [\d,]+ MiB free"):
-        check_room(tmp_path, 1 << 60)
 
 
 def test_a_checkpoint_without_its_marker_or_left_aside_is_skipped_by_name(tmp_path: Path) -> None:

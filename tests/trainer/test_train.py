@@ -342,3 +342,16 @@ def test_no_worker_outlives_a_run(train: Train, settings: dict[str, Any]) -> Non
     train({**settings, "steps": 1})
     workers = ("target-", "drafter-", "heartbeat")
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(workers)] == []
+
+
+def test_a_disk_without_room_for_what_is_to_be_kept_is_told_before_the_training(train: Train, settings: dict[str, Any]
+                                                                                ) -> None:  # fmt: skip
+    saves = train({**settings, "keep_checkpoints": 2, "checkpoint_every": 2, "steps": 2}).saves
+    saves.config = saves.config.model_copy(update={"steps": 9})
+    free_bytes = shutil.disk_usage(saves.root).free
+    saves.check_room(free_bytes // 3, steps_done=2)
+    expected = rf"keep_checkpoints: 2 more checkpoints of [\d,]+ MiB each .*, and {saves.root} has [\d,]+ MiB free;"
+    with pytest.raises(ConfigError, match=expected):
+        saves.check_room(free_bytes, steps_done=2)
+    saves.check_room(free_bytes * 9 // 10, steps_done=8)
+    saves.check_room(free_bytes * 2, steps_done=9)
