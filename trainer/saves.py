@@ -121,8 +121,8 @@ class Saves:
         if steps_done < steps and free_bytes < count * size_bytes:
             raise ConfigError(
                 f"keep_checkpoints: {count} more checkpoints of {size_bytes / (1 << 20):,.0f} MiB each need room at"
-                f" once, and {self.root} has {free_bytes / (1 << 20):,.0f} MiB free; make room there, keep fewer, or train"
-                " where there is some"
+                f" once, and {self.root} has {free_bytes / (1 << 20):,.0f} MiB free; make room there, keep fewer, or"
+                " train where there is some"
             )
 
     def _changes(self, state: dict[str, Any]) -> Iterator[str]:
