@@ -39,7 +39,7 @@ ROWS_LOOKED_AT = 2000
 MOST_PACKED = 200_000
 SHOWN_CHARACTERS = 600
 """Of a stretch of context; the middle of a longer one is left out."""
-BAR = 24
+BAR, BINS = 24, 8
 TRAINED, CONTEXT = "bold green", "dim"
 PERCENTILES = (50, 90, 99, 100)
 PLACE = re.compile(r"(.*?)(?::([0-9]+)| row ([0-9]+)|\[([0-9]+)\])?")
@@ -131,12 +131,19 @@ def figures(config: Config, rows: Rows) -> dict[str, Any]:
         "duplicates_are": config.data.duplicates, "cut": dropped.cut, "cut_tokens": dropped.cut_tokens,
         "context_only_turns": dropped.context_only,
         "document_tokens": {str(at): int(np.percentile(whole_D, at)) for at in PERCENTILES},
-        "buckets": buckets, "anchors": _anchors(config, rows),
+        "lengths": _histogram(rows), "buckets": buckets, "anchors": _anchors(config, rows),
     }  # fmt: skip
     if not config.data.packing and len(rows.length_G) <= MOST_PACKED:
         packed = len(pack(rows.length_G.tolist(), rows.length))
         found["if_packed"] = {"rows": packed, "padding": round(1 - tokens / (packed * rows.length), 4)}
     return found
+
+
+def _histogram(rows: Rows) -> list[dict[str, int]]:
+    """Of what stands in rows as a whole, by its tokens."""
+    ends = [-(-rows.length * place // BINS) for place in range(1, BINS + 1)]
+    counts, _ = np.histogram(rows.length_G, bins=[0, *(end + 1 for end in ends)])
+    return [{"up_to": end, "count": int(count)} for end, count in zip(ends, counts, strict=True)]
 
 
 def _anchors(config: Config, rows: Rows) -> dict[str, Any]:
@@ -277,13 +284,16 @@ def _tables(said: dict[str, Any]) -> Iterator[RenderableType]:
         if value:
             overview.add_row(Text(name, style="bold"), value)
     yield overview
-    buckets = _table("padded to", "rows", "documents", "tokens", "padding", "")
-    most = max(bucket["rows"] for bucket in said["buckets"])
+    buckets = _table("padded to", "rows", "documents", "tokens", "padding")
     for bucket in said["buckets"]:
         numbers = (f"{bucket[key]:,}" for key in ("length", "rows", "documents", "tokens"))
-        bar = "#" * -(-BAR * bucket["rows"] // most)
-        buckets.add_row(*numbers, f"{bucket['padding']:.1%}", Text(bar, style="cyan"))
+        buckets.add_row(*numbers, f"{bucket['padding']:.1%}")
     yield buckets
+    histogram, most = _table("tokens", "documents", ""), max(one["count"] for one in said["lengths"])
+    for one in said["lengths"]:
+        bar = "#" * -(-BAR * one["count"] // most)
+        histogram.add_row(f"up to {one['up_to']:,}", f"{one['count']:,}", Text(bar, style="cyan"))
+    yield histogram
     if said["bad"]:
         bad = _table("bad", "of all", "why", "for example")
         for why, count in sorted(said["bad_by_reason"].items(), key=lambda one: -one[1]):

@@ -76,6 +76,10 @@ def test_what_is_counted_is_what_a_run_counts(config: Path, settings: dict[str, 
     masks = [training.rows.cut(training.rows.order.padded_R.new_tensor([row]), 160)[1] for row in range(58)]
     assert said["trained_on"] == sum(int(mask.sum()) for mask in masks)
     assert said["anchors"]["least_places"] == min(int((mask[:, 1:] & mask[:, :-1]).sum()) for mask in masks)
+    lengths = training.rows.lengths_R
+    assert [one["up_to"] for one in said["lengths"]] == list(range(20, 161, 20))
+    for one in said["lengths"]:
+        assert one["count"] == int(((lengths > one["up_to"] - 20) & (lengths <= one["up_to"])).sum())
     assert sum(bucket["rows"] for bucket in said["buckets"]) == 58 and said["if_packed"]["rows"] < 58
     assert sum(stretch["tokens"] for stretch in said["samples"][0]["stretches"] if stretch["trained_on"]) > 2
 
