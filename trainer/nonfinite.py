@@ -42,7 +42,11 @@ class Refusals:
 
     def __init__(self, config: Config, reporter: Reporter, rows: Rows) -> None:
         self.config, self.reporter, self.rows = config, reporter, rows
-        self.count = 0
+        self.count, self._allowed = 0, config.max_refused
+
+    def go_on(self, count: int) -> None:
+        """As after so many."""
+        self.count, self._allowed = count, max(self.config.max_refused, count)
 
     def add(self, step: Step, *, last_checkpoint: str, look_again: Callable[[Share], tuple[str, list[int]]]) -> None:
         """One more. Raises `NonFinite` if it is one too many; `look_again` is then asked where in a share the first
@@ -56,12 +60,12 @@ class Refusals:
         if not own:
             what = f"all drafters together: gradient norm {step.norm}"
         facts = {"step": step.number, "worker": worker, "what": what, "skipped": self.count}
-        if self.count <= self.config.max_refused:
+        if self.count <= self._allowed:
             samples = self._samples(rows)
             self.reporter.event("nonfinite", action="skip", rows=rows, samples=samples, **facts)
             self.reporter.say(
                 f"not finite, so nothing changes at step {step.number} (skipped {self.count} of at most"
-                f" {self.config.max_refused}): {worker}; {_few('samples', samples)}"
+                f" {self._allowed}): {worker}; {_few('samples', samples)}"
             )
             return
         where = "each drafter's own are finite, their sum is not"
@@ -100,6 +104,8 @@ def first_trouble(member: Replica, batch: MicroBatch, layer_ids: Sequence[int]) 
     """Do `batch` once more: what is the first that is not finite, forward before backward, and in which of its rows?
     None if everything is finite now. Changes the gradients, and nothing that is trained."""
     forward, backward = _Look(batch.rows), _Look(batch.rows)
+    if batch.ready is not None:
+        batch.ready.synchronize()
     parts = batch.features_BSF.unflatten(-1, (len(layer_ids), -1)).unbind(dim=2)
     for layer_id, part in zip(layer_ids, parts, strict=True):
         forward.at(f"the target's features are not finite, those of its layer {layer_id} first", part)

@@ -138,7 +138,7 @@ class Replica:
         self._loss, self._weight, self._own_norm, self._weight_sum, self._refused = (
             torch.zeros(5, device=device).unbind()
         )  # fmt: skip
-        self._allowed = config.max_refused
+        self._may_refuse = self._allowed = config.max_refused
         """Steps that may change nothing because something is not finite; after one more nothing changes any more."""
         self._doubt_1 = torch.zeros(1, device=device)
         """nan if anything of this replica's own is not finite, else 0."""
@@ -297,7 +297,14 @@ class Replica:
                 torch.cuda.current_stream(self.device).wait_event(batch.ready)
             self._weight_sum.fill_(batch.weight_sum / self.scale)
             self._forward_backward(batch.inputs(), kernels=kernels)
-            return self._loss
+        self.wait()
+        return self._loss
+
+    def wait(self) -> None:
+        """Until the device has done all that it was told to here."""
+        for stream in (self._intake, self._exchange, self._stream):
+            if stream is not None:
+                stream.synchronize()
 
     def _forward_backward(self, inputs: Mapping[str, Tensor], *, kernels: Kernels | None = None) -> None:
         blocks = Blocks(**{name: tensor for name, tensor in inputs.items() if name != "features_BSF"})
@@ -373,6 +380,7 @@ class Replica:
         there are."""
         self.steps_done = steps_done
         self._refused.fill_(refused)
+        self._allowed = max(self._may_refuse, refused)  # with less allowed now, the next one is too many, not the last
         self.optimizer.resume_at(steps_done - refused)
 
     @property

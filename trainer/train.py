@@ -271,6 +271,8 @@ class Training:
         ranks = sorted(self.members)
         rank = int(share.worker.rpartition("-")[2])
         try:
+            for member in self.members.values():
+                member.wait()  # nobody is to fetch the gradients that will be overwritten
             for number, (made_by, _) in zip(range(ranks.index(rank), self.count, len(ranks)), share.made, strict=True):
                 batch = self.feed.again(step, self.cursor, number, made_by)
                 if found := first_trouble(self.members[rank], batch, self.targets[made_by].layer_ids):
@@ -321,7 +323,7 @@ class Training:
             self.reporter.exception(getattr(error, "worker", None), error)
             return False
         self.lost.append(name)
-        self.refusals.count = self.members[min(self.members)].refused
+        self.refusals.go_on(self.members[min(self.members)].refused)
         while self.steps_done < agreed_at:
             _, self.cursor = self.rows.take(self.cursor, self.config.batch_size)
             self.steps_done += 1
@@ -346,7 +348,7 @@ class Training:
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
-        self.refusals.count = found.state.get("skipped", 0)
+        self.refusals.go_on(found.state.get("skipped", 0))
         for member in self.members.values():
             member.restore(
                 found.weights, found.optimizer, found.averages, steps_done=found.step, refused=self.refusals.count

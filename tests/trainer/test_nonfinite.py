@@ -112,6 +112,18 @@ def test_more_than_may_be_skipped_end_the_run_with_what_it_was_before_the_last_o
     assert more.steps_done == bad[1] + 1 and more.refusals.count == sum(step <= bad[1] + 1 for step in bad)
 
 
+def test_a_resume_that_allows_fewer_goes_on_until_the_next_one(train: Train, bad_sample: dict[str, Any], tmp_path: Path
+                                                               ) -> None:  # fmt: skip
+    bad_sample |= {"on_nonfinite": "skip", "steps": 40, "checkpoint_every": 100}
+    first = train({**bad_sample, "steps": 8})
+    bad = steps_with_the_bad_sample(first, 40)
+    assert first.refusals.count == sum(step <= 8 for step in bad) > 0
+    stopped = train({**bad_sample, "on_nonfinite": "stop"}, expect=1)
+    assert stopped.steps_done == next(step for step in bad if step > 8) - 1
+    (event,) = events(tmp_path / "out", "exception")
+    assert "the target's features are not finite" in event["message"]
+
+
 def test_the_one_bad_sample_among_all_rows_is_named_with_the_targets_layer(
     train: Train, bad_sample: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

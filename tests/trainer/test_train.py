@@ -76,6 +76,20 @@ def test_a_resumed_run_is_to_the_bit_the_run_that_never_ended(train: Train, sett
     assert all(torch.equal(moments[name], moment) for name, moment in whole.members[0].moments().items())
 
 
+def test_what_changes_no_bit_may_change_on_a_resume(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
+    whole = train({**settings, "steps": 9, "output_dir": str(tmp_path / "whole")})
+    train({**settings, "steps": 4})
+    settings |= {"log_every": 4, "queue_depth": 5, "checkpoint_every": 2, "replica_check_every": 3}
+    settings["devices"]["target"] = ["cpu"] * 3
+    resumed = train({**settings, "steps": 9})
+    assert torch.equal(weights_of(resumed), weights_of(whole)) and resumed.cursor == whole.cursor
+    rows = [row for row in records(tmp_path / "out", "metrics.jsonl") if row["worker"] is None]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 6, 8, 9]
+    assert [row["loss"] for row in rows[4:]] == [losses(tmp_path / "whole")[step - 1] for step in (6, 8, 9)]
+    assert resumed.tally.tokens == whole.tally.tokens
+
+
 def in_buckets(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
     settings["optimizer"] |= {"schedule": "constant", "warmup_fraction": 0}
     settings["data"] |= {"paths": documents(directory), "buckets": [16, 32, 48]}
