@@ -10,6 +10,7 @@ from torch import Tensor
 from trainer.checkup import Check, Finding, Missing, Patient, fail, ok, warn
 from trainer.drafter import Drafter
 from trainer.leak import ALIKE
+from trainer.target import drafter_shape
 
 PROBE_TOKENS = 128
 
@@ -31,7 +32,7 @@ def relative(one: Tensor, other: Tensor) -> float:
 
 def mask_token(patient: Patient) -> Finding:
     config, target = patient.config, patient.target
-    _ = patient.shape  # refuses a token that is outside of the vocabulary, pad, begin or end
+    drafter_shape(target, config.drafter)  # refuses a token that is outside of the vocabulary, pad, begin or end
     mask, tokenizer = config.drafter.mask_token_id, target.tokenizer
     name = tokenizer.convert_ids_to_tokens(mask) if mask < len(tokenizer) else None
     norms = target.ends.embedding_VH.float().norm(dim=-1)
@@ -164,7 +165,7 @@ def attention(patient: Patient) -> Finding:
     count = len(target.layer_ids)
     apart = [relative(one, other) for one, other in zip(features.chunk(count, -1), eager.chunk(count, -1), strict=True)]
     said = f"{was} against eager: hidden states differ by {max(apart):.2%} at most"
-    if not max(apart) < 2 * ALIKE[features.dtype]:
+    if not max(apart) < 3 * ALIKE[features.dtype]:
         return fail(said, "another version of transformers or torch; this one computes something else", apart=apart)
     return ok(said, apart=apart)
 

@@ -37,7 +37,9 @@ A_DEFECT = "a defect of the trainer: a drafter that was trained so is worthless;
 def cases(patient: Patient) -> list[Case]:
     _ = patient.member
     if "cases" not in patient.kept:
-        patient.kept["cases"] = list(leak_cases.cases(patient.config, patient.rows, patient.target))
+        # What is compiled has shapes of its own; else a second row is enough to see that rows are apart.
+        count = patient.share if patient.member.kernels.compiles else min(patient.share, 2)
+        patient.kept["cases"] = list(leak_cases.cases(patient.config, patient.rows, patient.target, count=count))
     found: list[Case] = patient.kept["cases"]
     return found
 
@@ -55,16 +57,18 @@ def rules(patient: Patient) -> Finding:
 
 
 def hidden_states(patient: Patient) -> Finding:
-    count, places = (2, 6) if patient.quick else (4, 16)
     found: list[Leak] = []
     ways = collections.Counter[str]()
     for case in cases(patient):
         for name, (draft, backward) in leak.drafts_of(patient.member, case).items():
             if patient.quick and not backward:
                 continue
+            # FlexAttention is only to show that its mask is the same one.
+            blocks, places = (2, 8) if backward and not patient.quick else (1, 4)
             found += leak.leaks(
-                case, draft, gradients=backward, blocks=count, positions=places, head_VH=patient.member.ends.head_VH
-            )
+                case, draft, gradients=backward, blocks=blocks, positions=places,
+                head_VH=patient.member.ends.head_VH,
+            )  # fmt: skip
             ways[name] += 1
     return _told(found, f"{_kinds(patient)}, by perturbation and by gradient, {' and '.join(ways)}: nothing seen that"
                         " may not be, all that may be")  # fmt: skip
@@ -87,7 +91,7 @@ def served(patient: Patient) -> Finding:
     found: list[Leak] = []
     for case in cases(patient):
         draft, _ = next(iter(leak.drafts_of(patient.member, case).values()))
-        found += leak.served_otherwise(case, patient.config, patient.member, draft, blocks=2 if patient.quick else 6)
+        found += leak.served_otherwise(case, patient.config, patient.member, draft, blocks=2 if patient.quick else 4)
     return _told(found, "a block drafted alone, behind the text before it and without a mask, comes out the same")
 
 

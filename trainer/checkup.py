@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 
 from trainer import compile_plan
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.data import Rows, check_bad, load_rows
 from trainer.drafter import DrafterShape
 from trainer.metrics import Reporter, RunIdentity
 from trainer.replica import Replica
-from trainer.setup import make_replicas, on_this_machine, token_cache
+from trainer.setup import make_replicas, token_cache
 from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
 from trainer.warmup import Warmup
 
@@ -92,7 +92,10 @@ class Patient:
 
     @property
     def shape(self) -> DrafterShape:
-        return drafter_shape(self.target, self.config.drafter)
+        try:
+            return drafter_shape(self.target, self.config.drafter)
+        except ConfigError:  # which the check of the mask token tells
+            raise Missing("the drafter's shape") from None
 
     @property
     def member(self) -> Replica:
@@ -121,16 +124,16 @@ class Check:
 
 
 def load_the_target(patient: Patient) -> Finding:
-    patient.config = on_this_machine(patient.config, patient.reporter)
     devices = [torch.device(name) for name in patient.config.devices.target]
     compile_plan.settle_thread(devices[0], cpu_threads=patient.config.cpu_threads.target, compiles=False)
     patient.targets = load_targets(patient.config.target, devices)
     target = patient.target
     said = f"{type(target.model).__name__} in {str(next(target.model.parameters()).dtype).removeprefix('torch.')}"
+    said += f" on {', '.join(map(str, devices))}"
     if patient.config.data.packing:
         see_that_documents_stay_apart(target)
-        said += ", which keeps the documents of a row apart"
-    return ok(f"{said} on {', '.join(map(str, devices))}")
+        said += "; keeps the documents of a row apart"
+    return ok(said)
 
 
 def load_the_data(patient: Patient) -> Finding:
@@ -153,8 +156,9 @@ def load_the_data(patient: Patient) -> Finding:
 
 def make_the_drafters(patient: Patient) -> Finding:
     config = patient.config
+    rows = patient.rows
     patient.members = make_replicas(config, patient.targets, patient.shape)
-    patient.warmup = Warmup(config, patient.reporter, patient.rows, dict(enumerate(patient.targets)), patient.members)
+    patient.warmup = Warmup(config, patient.reporter, rows, dict(enumerate(patient.targets)), patient.members)
     compiled_before = compile_plan.watch.compiles
     patient.warmup.compile()
     weights = sum(parameter.numel() for parameter in patient.member.drafter.parameters())

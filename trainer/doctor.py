@@ -32,6 +32,7 @@ from trainer.checkup import (
 )
 from trainer.config import Config, ConfigError, expand_path
 from trainer.metrics import RunIdentity
+from trainer.setup import on_this_machine
 
 CHECKS = [
     Check(name="target", what="the target loads on its devices", look=load_the_target),
@@ -62,11 +63,10 @@ class Result:
 
 
 def examine(config: Config, *, quick: bool = False) -> Iterator[Result]:
-    """Check after check, as each is done."""
+    """Check after check, as each is done. Raises `ConfigError` for devices that this machine does not have."""
     directory = expand_path(config.output_dir, key="output_dir").absolute()
-    patient = Patient(
-        config=config, reporter=Quiet(RunIdentity(directory=directory, run_id=directory.name)), quick=quick
-    )
+    reporter = Quiet(RunIdentity(directory=directory, run_id=directory.name))
+    patient = Patient(config=on_this_machine(config, reporter), reporter=reporter, quick=quick)
     for check in CHECKS:
         started = time.monotonic()
         yield Result(check=check, finding=look(check, patient), seconds=time.monotonic() - started)

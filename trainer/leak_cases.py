@@ -49,14 +49,13 @@ class Case:
         return f"{self.name}: row {row}, block {block} {place}"
 
 
-def cases(config: Config, rows: Rows, target: Target) -> Iterator[Case]:
+def cases(config: Config, rows: Rows, target: Target, *, count: int) -> Iterator[Case]:
     """Of every bucket: the data's own rows; the same with so little to train on that blocks are missing; and the same
-    cut into documents. As many rows as a drafter's share of a step has."""
-    share = config.batch_size // len(config.devices.drafter)
+    cut into documents. `count` rows each."""
     for length in config.data.lengths:
         own = (rows.order.padded_R == length).nonzero().squeeze(1)
         own = own if len(own) else torch.arange(len(rows))
-        ids_BS, mask_BS, starts_BS = rows.cut(own[torch.arange(share) % len(own)], length)
+        ids_BS, mask_BS, starts_BS = rows.cut(own[torch.arange(count) % len(own)], length)
         few = max(2, config.anchors_at(length) // 2)
         cut_S = torch.arange(length)
         third = max(4, length // 3)

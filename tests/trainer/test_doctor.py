@@ -444,3 +444,6 @@ def test_the_command_says_what_it_found_and_its_exit_code_whether_all_is_well(
     write_config({**settings, "target": {"path": "/nowhere"}}, Path(config))
     assert main(["doctor", config]) == 2
     assert capsys.readouterr().err.startswith("trainer: target.path: no Hugging Face model in /nowhere")
+    write_config({**settings, "devices": {"target": ["cuda:99"], "drafter": ["cpu"]}}, Path(config))
+    assert main(["doctor", config]) == 2
+    assert capsys.readouterr().err.startswith("trainer: devices: cuda:99 is not here")
