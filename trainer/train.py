@@ -1,6 +1,6 @@
 """READ FIRST: a training run from top to bottom; the loop is `Training.drafter_thread`.
 
-`train` loads the target and the data, resumes, warms up what compiles (`warmup.py`), and starts the workers: a loader
+`train` loads the data and the target, resumes, warms up what compiles (`warmup.py`), and starts the workers: a loader
 and the target threads, which fill a channel for each share of a step (`feed.py`), and one drafter thread per replica.
 All replicas take an optimizer step together; between two meetings of theirs replica 0 alone judges and logs the step
 *before*, whose figures have reached the host by now, so that no device ever waits for a thread. Where something hangs
@@ -21,7 +21,7 @@ import torch
 from trainer import compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.clock import Timer
-from trainer.config import Config
+from trainer.config import Config, expand_path
 from trainer.data import Rows, load_rows
 from trainer.drafter import DrafterShape
 from trainer.feed import Feed
@@ -38,7 +38,7 @@ from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
 from trainer.tally import Tally
-from trainer.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
+from trainer.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.warmup import Warmup, settle
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
 
@@ -67,7 +67,7 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
 
 
 def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Training:
-    """Everything before the first step: target, data, replicas, resume, and warming up what compiles."""
+    """Everything before the first step: data, target, replicas, resume, and warming up what compiles."""
     config = on_this_machine(config, reporter)
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
     compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target, compiles=False)
@@ -75,17 +75,19 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
         str(device): torch.cuda.memory_allocated(device) for device in devices if device.type == "cuda"
     }
 
+    # First what may take long once, and what is wrong most often: no GPU waits for it.
+    reporter.phase("data")
+    rows = load_rows(
+        config.data, load_tokenizer(expand_path(config.target.path, key="target.path")),
+        mask_token_id=config.drafter.mask_token_id, seed=config.seed,
+        cache=token_cache(config.data, reporter.identity.directory, os.environ), say=reporter.say,
+    )  # fmt: skip
+    report_data(config.data, rows, reporter)
     reporter.phase("load_target")
     targets = load_targets(config.target, [torch.device(name) for name in config.devices.target])
     shape = drafter_shape(targets[0], config.drafter)
     if config.data.packing:
         see_that_documents_stay_apart(targets[0])
-    reporter.phase("data")
-    rows = load_rows(
-        config.data, targets[0].tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed,
-        cache=token_cache(config.data, reporter.identity.directory, os.environ), say=reporter.say,
-    )  # fmt: skip
-    report_data(config.data, rows, reporter)
     training = Training(config, reporter, stop, targets, rows, shape)
     if found := training.saves.find(must_resume=must_resume):
         training.restore(found)

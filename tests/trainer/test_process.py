@@ -85,7 +85,7 @@ def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Star
     assert (code, err) == (0, "")
     lines = out.splitlines()
     phases = [line.removeprefix("phase=") for line in lines if re.fullmatch("phase=[a-z_]+", line)]
-    assert phases == ["import", "load_target", "data", "compile_warmup", "train", "checkpoint", "train"]
+    assert phases == ["import", "data", "load_target", "compile_warmup", "train", "checkpoint", "train"]
     assert "phase=compile_warmup units=0 (nothing compiles on the CPU)" in lines
     for step in range(1, 7):
         first = next(index for index, line in enumerate(lines) if line.startswith(f"step={step} "))
