@@ -34,6 +34,7 @@ from trainer.blocks import generator_for, lay_out, pick_anchors
 from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.flops import TargetCost, drafter_flop
 from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
 from trainer.order import Cursor
@@ -67,17 +68,12 @@ TARGETS = {
 
 
 def useful_flop(sizes: dict[str, Any], length: int) -> float:
-    """Of one row's step: linear layers forward once and backward twice, except `fc` and the head (once each)."""
-    shape: DrafterShape = sizes["shape"]
-    slots = sizes["anchors"] * sizes["block_size"]
-    supervised = sizes["anchors"] * (sizes["block_size"] - 1)
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = 2 * 2 * slots * shape.hidden * queries + 2 * 2 * (length + slots) * shape.hidden * keys
-    layer += 3 * 2 * slots * shape.hidden * shape.intermediate
-    layer += 4 * slots * ((length - 2) / 2 + sizes["block_size"]) * queries
-    features = 2 * length * shape.captured * shape.hidden * shape.hidden
-    head = 2 * supervised * shape.hidden * sizes["vocabulary"]
-    return float(3 * shape.layers * layer + 2 * features + 2 * head)
+    """Of one row's step, as the MFU of a run has it."""
+    anchors, size = sizes["anchors"], sizes["block_size"]
+    return drafter_flop(
+        sizes["shape"], vocabulary=sizes["vocabulary"], context=length, slots=anchors * size,
+        supervised=anchors * (size - 1), pairs=anchors * size * ((length - 2) / 2 + size),
+    )  # fmt: skip
 
 
 def ceiling_tflop_s(device: torch.device) -> float:
@@ -274,8 +270,7 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     ids_BS = torch.randint(4, sizes["vocabulary"], (1, length), generator=generator_for("ids"))
     layer_ids = choose_layers(None, sizes["shape"].captured, count=own["layers"])
     target = Target(model, None, layer_ids=layer_ids, device=device, files={})
-    linear = 2 * sum(module.weight.numel() for module in model.model.modules() if isinstance(module, torch.nn.Linear))
-    flop = length * linear + own["layers"] * 2 * length**2 * own["heads"] * own["head_dim"]
+    flop = TargetCost.of(model).flop(torch.arange(length)[None])
     line: dict[str, Any] = {"target": name, "length": length}
     compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
     for graphs in (False, True) if device.type == "cuda" else (False,):

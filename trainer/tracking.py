@@ -10,9 +10,9 @@ import contextlib
 import importlib.util
 import json
 import queue
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +174,7 @@ def _tracked_run(identity: RunIdentity, settings: Mapping[str, Any], *, steps_do
     if not identity.nonce:
         run_id = _noted_id(note) if goes_on else None
         if run_id is None:
-            run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+            run_id = f"{name}-{secrets.token_hex(4)}"
             with contextlib.suppress(OSError):  # then the next process takes another one
                 note.write_text(json.dumps({"id": run_id}) + "\n", encoding="utf-8")
     if goes_on:
