@@ -216,10 +216,14 @@ def table(found: dict[str, Any]) -> Any:
         waited = ", ".join(f"{key.removeprefix('wait_')} {share[key]:.0%}" for key in SHARES[1:])
         shown.add_row(name, f"busy {share['busy']:.0%}", f"waits for {waited}", "")
     shown.add_section()
-    mfu = "unknown" if found["mfu"] is None else f"{found['mfu']:.1%}"
+    mfu, speed = "unknown", f"{found['tflop_s']:,.3g} TFLOP/s"
+    if found["mfu"] is None:
+        speed += "; set peak_tflops"
+    else:
+        mfu = f"{found['mfu']:.1%}"
     shown.add_row("tok/s", f"{found['tok_s']:,.0f}", "", "")
     shown.add_row("positions/s", f"{found['positions_s']:,.0f}", "supervised slots", "")
-    shown.add_row("MFU", mfu, f"{found['tflop_s']:,.3g} TFLOP/s", "", end_section=True)
+    shown.add_row("MFU", mfu, speed, "", end_section=True)
     for name, sizes in found["memory"].items():
         planned, measured = (f"{sizes[key] / GIB:,.2f} GiB" for key in ("planned_bytes", "measured_bytes"))
         shown.add_row(f"memory of {name}", measured, f"planned {planned}", "")

@@ -10,9 +10,14 @@ import importlib
 import json
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from trainer.config import TrackioConfig, WandbConfig
 from trainer.tracking import TrackedRun
+
+FLUSH_KEY, FLUSH_S = "x_transaction_log_flush_interval", 1.0
+"""How often W&B writes to its file, where it can be told: it works in a process of its own, which ends at once when
+somebody stops all processes of a run."""
 
 
 class TensorBoard:
@@ -55,11 +60,14 @@ class Wandb:
         import wandb
 
         self._tracked = run.tracked
+        # The log is the run's own, and nobody is there to answer a question.
+        settings: dict[str, Any] = {"console": "off", "silent": True, "disable_git": True, "save_code": False}
+        if FLUSH_KEY in wandb.Settings.model_fields:
+            settings[FLUSH_KEY] = FLUSH_S
         self._run = wandb.init(
             project=config.project, entity=config.entity, mode=config.mode, dir=str(run.directory), name=run.name,
             id=run.id, resume="allow", config=dict(run.settings),
-            # The log is the run's own, and nobody is there to answer a question.
-            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+            settings=wandb.Settings(**settings),
         )  # fmt: skip
 
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:

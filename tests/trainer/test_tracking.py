@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -267,6 +268,28 @@ def test_wandb_offline_has_every_step_once_under_the_runs_own_name(tmp_path: Pat
     assert told.lines == []
 
 
+def test_wandb_whose_own_process_is_stopped_with_the_run_keeps_what_it_has_written_and_fails_nothing(
+    start_trainer: Start, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of this process, if it has had one
+    tracking = {"tensorboard": False, "wandb": {"project": "drafters", "mode": "offline"}}
+    run = start_trainer(write_config({**settings, "steps": 100_000, "tracking": tracking}, tmp_path / "config.yaml"))
+    poll(lambda: max((path.stat().st_size for path in run.run_dir.glob("wandb/*/*.wandb")), default=0) > 9999)
+    service = psutil.Process(run.process.pid).children()
+    assert service
+    for process in service:
+        process.terminate()
+    run.terminate()
+    code, out, err = run.finish()
+    assert code == 0 and "Traceback" not in err
+    assert out.count("tracking.wandb: told no more of this run") <= 1
+    assert run.events()[-1] | {"time": 0} == run.events("ended")[0] | {"time": 0, "code": 0, "stopped": True}
+    (path,) = run.run_dir.glob("wandb/offline-run-*/*.wandb")
+    assert any(record.WhichOneof("record_type") == "history" for record in wandb_records(path))
+
+
 # --- trackio ----------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +316,6 @@ def test_trackio_has_every_step_once_under_the_runs_own_name(
 def in_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Exit code, and what a terminal of 100 columns has been sent."""
     import fcntl
-    import os
     import pty
     import struct
     import termios
@@ -313,7 +335,6 @@ def in_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, str]
 def test_a_terminal_shows_how_far_the_run_is_and_gets_its_cursor_back_and_specctl_gets_lines(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    import os
     import re
 
     config = write_config({**settings, "steps": 3}, tmp_path / "config.yaml")
