@@ -1,8 +1,8 @@
 """`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `schema`: parse,
 catch signals before anything slow is imported, run, and say how it ended.
 
-Exit code: 0 finished or stopped, 1 a worker failed, 2 usage or configuration; 143 or 130 when a second signal, more
-than 5 s after the first, ended it at once.
+Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, 2 usage or configuration; 143 or 130
+when a second signal, more than 5 s after the first, ended it at once.
 """
 
 from __future__ import annotations
@@ -118,6 +118,9 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
     except ConfigError as error:
         complain(str(error))
         return 2
+    except KeyboardInterrupt:
+        complain("the doctor was interrupted; what it has not come to is not known")
+        return 130
 
 
 def measure(path: str, *, steps: int, as_json: bool) -> int:
