@@ -315,14 +315,16 @@ class Config(Model):
     checkpoint_every: Count = 500
     """Steps between two checkpoints; the last step, and one that a signal ends the run with, has its own."""
     keep_checkpoints: Count = 3
-    """Only the latest so many stay."""
+    """Only the latest so many of this run stay. The disk has to have room for one more: the oldest goes when a new one
+    is there."""
     log_every: Count = 1
     """Steps between two that are printed and recorded; those with a checkpoint are besides."""
     sync: Literal["grads", "params"] = "grads"
     """grads: the replicas add up their gradients in every step, which makes one step of all. params: each steps on its
     own share, and every `sync_every` steps weights and moments are averaged."""
     sync_every: Count = 1
-    """Steps between two averagings of `sync: params`; a checkpoint brings one forward."""
+    """Steps between two averagings of `sync: params`; a checkpoint brings one forward. A run that is told to stop goes on to the next
+    one, so that it can be resumed to the bit."""
     replica_check_every: Count = 20
     """Steps between two proofs that all replicas hold the same weights (with `sync: params`, from the next averaging
     on); one precedes every checkpoint besides."""

@@ -90,7 +90,7 @@ def test_500_steps_killed_ten_times_at_random_end_with_the_weights_of_an_undistu
     for number, kind in enumerate(deaths):
         # What is left to do is shared out among the deaths that are left, so that none of them comes too late.
         done = max(steps_on_disk(killed / "checkpoints"), default=0)
-        most = (STEPS - 1 - done) // (len(deaths) - number)
+        most = max(1, (STEPS - 1 - done) // (len(deaths) - number))
         death = {
             "place": "metrics.jsonl",
             "after": draw.randint(1, most * RECORDS_A_STEP),
