@@ -323,8 +323,8 @@ class Config(Model):
     """grads: the replicas add up their gradients in every step, which makes one step of all. params: each steps on its
     own share, and every `sync_every` steps weights and moments are averaged."""
     sync_every: Count = 1
-    """Steps between two averagings of `sync: params`; a checkpoint brings one forward. A run that is told to stop goes on to the next
-    one, so that it can be resumed to the bit."""
+    """Steps between two averagings of `sync: params`; a checkpoint brings one forward. A run that is told to stop goes
+    on to the next one, so that it can be resumed to the bit."""
     replica_check_every: Count = 20
     """Steps between two proofs that all replicas hold the same weights (with `sync: params`, from the next averaging
     on); one precedes every checkpoint besides."""
