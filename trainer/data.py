@@ -1,9 +1,9 @@
 """Rows of a run: which documents are trained on, how far, which of them share a row, and to what length it is padded.
 
-`tokenising.py` makes documents of records, `token_cache.py` keeps them in files.
-A row is one document; of a plain text, a stretch of it; or, with `packing`, as many of either as have room, each of
-which is trained on as if it were alone. Rows are cut out of the files when a step wants them: what is in memory grows
-with the number of documents, not with their text.
+`tokenising.py` makes documents of records, `token_cache.py` keeps them in files. A row is one document; of a plain
+text, a stretch of it; or, with `packing`, as many of either as have room, each of which is trained on as if it were
+alone. Rows are cut out of the files when a step wants them: what is in memory grows with the number of documents, not
+with their text.
 """
 
 from __future__ import annotations

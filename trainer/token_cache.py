@@ -4,10 +4,6 @@ An entry is a folder named by what its content follows from: the content of the 
 template, what a row means, and `VERSION`. Settings that only choose among documents or cut them (`sequence_length`,
 packing, duplicates) are no part of it. It is written aside, synced and renamed; `header.json` has the size of each file
 and a hash of itself, by which damage is noticed. Whoever makes it holds a lock that dies with its process.
-
-To know the sources' content they are hashed once; the hash is kept together with the file's size, inode, and times of
-change of content (mtime) and of anything (ctime, which no program can set back), and trusted as long as these are the
-same and the last change was well before the hashing began.
 """
 
 from __future__ import annotations
@@ -30,7 +26,8 @@ from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.source_files import Source
-from trainer.sources import BadRecord, python_docs, where
+from trainer.source_hashes import content_of, hash_of
+from trainer.sources import BadRecord, where
 
 VERSION = 1
 HEADER = "header.json"
@@ -40,10 +37,7 @@ TABLE = np.dtype([
 """Of a document: the end of its tokens among all, where its record is, in which source, the place of the first of two
 neighbouring tokens that are trained on, how many tokens are, and a hash of them all."""
 FILES = ("tokens.i32", "trained.u8", "documents.bin", "first.i64")
-TICK_NS = 2 * 10**9
-"""A file that was changed this shortly before it was hashed may change again without its times telling."""
 NAMED_OF_A_REASON = 10
-HASHED_BYTES = 1 << 20
 
 Say = Callable[[str], None]
 
@@ -179,7 +173,7 @@ class Writer:
             "sizes": {name: (self.folder / name).stat().st_size for name in FILES},
         }  # fmt: skip
         with (self.folder / HEADER).open("w", encoding="utf-8") as header:
-            json.dump({"hash": _hash_of(body), "body": body}, header)
+            json.dump({"hash": hash_of(body), "body": body}, header)
             header.flush()
             os.fsync(header.fileno())
         _sync(self.folder)
@@ -202,8 +196,8 @@ def build_or_open(
             return _open(Path(name), sources, "")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        before = [_content(root, source) for source in sources]
-        key = _hash_of({"version": VERSION, "settings": settings, "sources": before})[:32]
+        before = [content_of(root, source) for source in sources]
+        key = hash_of({"version": VERSION, "settings": settings, "sources": before})[:32]
         with _locked(root / f"{key}.lock", say):
             try:
                 return _open(root / key, sources, key)
@@ -230,7 +224,7 @@ def _built(root: Path, key: str, sources: list[Source], before: list[list[str]],
     try:
         writer = Writer(aside)
         build(writer)
-        if [_content(root, source) for source in sources] != before:
+        if [content_of(root, source) for source in sources] != before:
             raise ConfigError("data.paths: a file was changed while it was read; start again when nobody writes to it")
         writer.close(key, [str(source.path) for source in sources])
         aside.rename(root / key)
@@ -249,7 +243,7 @@ def _open(folder: Path, sources: list[Source], key: str) -> Documents:
     try:
         header = json.loads((folder / HEADER).read_bytes())
         body = header["body"]
-        if header["hash"] != _hash_of(body) or body["key"] != key:
+        if header["hash"] != hash_of(body) or body["key"] != key:
             raise Damaged(f"{HEADER} is not what was written")
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         raise Damaged(f"{HEADER} cannot be read") from None
@@ -283,51 +277,6 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
             say(f"another process tokenises the same data: waiting for it ({path})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-# --- what the sources hold ------------------------------------------------------------------------------------------
-
-
-def _content(root: Path, source: Source) -> list[str]:
-    if source.format == "python-docs":
-        return [source.format, _hash_of(python_docs())]
-    try:
-        return [source.format, *(_hash_of_file(root / "hashes", file) for file in source.files)]
-    except OSError as error:
-        raise ConfigError(f"data.paths: {error.filename or source.path}: {error.strerror or error}") from None
-
-
-def _hash_of_file(known: Path, file: Path) -> str:
-    """Of all of its content; from `known`, where it was hashed before and has not changed since."""
-    note = known / f"{hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]}.json"
-    with file.open("rb") as content:
-        state = _state(content)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads(note.read_bytes())
-            if noted["state"] == state:
-                return str(noted["sha256"])
-        began_ns, digest = time.time_ns(), hashlib.sha256()
-        while chunk := content.read(HASHED_BYTES):
-            digest.update(chunk)
-        if _state(content) == state and max(state["mtime_ns"], state["ctime_ns"]) < began_ns - TICK_NS:
-            with contextlib.suppress(OSError):  # it is hashed again the next time
-                known.mkdir(exist_ok=True)
-                aside = note.with_suffix(f".{os.getpid()}")
-                aside.write_text(json.dumps({"file": str(file), "state": state, "sha256": digest.hexdigest()}))
-                aside.replace(note)
-    return digest.hexdigest()
-
-
-def _state(file: IO[bytes]) -> dict[str, int]:
-    now = os.fstat(file.fileno())
-    return {
-        "device": now.st_dev, "inode": now.st_ino, "size": now.st_size, "mtime_ns": now.st_mtime_ns,
-        "ctime_ns": now.st_ctime_ns,
-    }  # fmt: skip
-
-
-def _hash_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.trainer.support import REPOSITORY, all_rows, poll
 from tests.trainer.templates import CHATML
-from trainer import token_cache
+from trainer import source_hashes, token_cache
 from trainer.config import ConfigError, DataConfig
 from trainer.data import Rows, load_rows
 
@@ -156,7 +156,7 @@ def test_another_template_tokenizer_or_meaning_is_another_entry(tokenizer: Any, 
 def test_a_file_that_is_changed_in_place_is_noticed_though_size_and_time_are_as_before(
     tokenizer: Any, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "TICK_NS", 0)  # the file is new, and its hash would not be kept yet
+    monkeypatch.setattr(source_hashes, "TICK_NS", 0)  # the file is new, and its hash would not be kept yet
     cache, before = tmp_path / "cache", talks.stat()
     first, _ = load(tokenizer, talks, cache)
     (note,) = (cache / "hashes").iterdir()
@@ -179,7 +179,7 @@ def test_a_file_that_is_changed_in_place_is_noticed_though_size_and_time_are_as_
 
 def test_a_hash_taken_right_after_a_change_is_not_trusted(tokenizer: Any, talks: Path, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(token_cache, "TICK_NS", 10**15)
+    monkeypatch.setattr(source_hashes, "TICK_NS", 10**15)
     load(tokenizer, talks, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("hashes/*"))
 
