@@ -275,6 +275,7 @@ class WatchdogConfig(Model):
 
 class WandbConfig(Model):
     project: Str
+    """The W&B project that the run belongs to."""
     """Where the run is shown; made if there is none."""
     entity: Str | None = None
     """A team; left out, the one that the key belongs to."""
@@ -285,7 +286,7 @@ class WandbConfig(Model):
 
 class TrackioConfig(Model):
     project: Str
-    """In trackio's own folder, or where TRACKIO_DIR says; `trackio show` shows it."""
+    """The trackio project that the run belongs to, in trackio's own folder, or where TRACKIO_DIR says; `trackio show` shows it."""
 
 
 class TrackingConfig(Model):
@@ -338,6 +339,7 @@ class Config(Model):
     """Steps that `on_nonfinite: skip` may skip in all of a run, resumes included."""
     watchdog: WatchdogConfig = WatchdogConfig()
     tracking: TrackingConfig = TrackingConfig()
+    """Who is told of the run's figures besides metrics.jsonl."""
     peak_tflops: Positive | None = None
     """What each device can do at most in a second, 10^12 floating-point operations, for the MFU. Left out: what the
     maker says of the card; of one that nobody knows, and of a CPU, there is no MFU."""
