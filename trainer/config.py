@@ -286,7 +286,8 @@ class WandbConfig(Model):
 
 class TrackioConfig(Model):
     project: Str
-    """The trackio project that the run belongs to, in trackio's own folder, or where TRACKIO_DIR says; `trackio show` shows it."""
+    """The trackio project that the run belongs to. It is kept in trackio's own folder, or where TRACKIO_DIR says;
+    `trackio show` shows it."""
 
 
 class TrackingConfig(Model):
