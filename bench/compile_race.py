@@ -25,9 +25,9 @@ from torch.fx.proxy import TracerBase
 
 from bench.trainer import config_for, make_batch
 from trainer import compile_plan
-from trainer.blocks import generator_for
-from trainer.drafter import DrafterShape, FrozenEnds
 from trainer.kernels import kernels_for
+from trainer.model.blocks import generator_for
+from trainer.model.drafter import DrafterShape, FrozenEnds
 from trainer.pipeline import Aborted
 from trainer.replica import Replica
 from trainer.replicas import Replicas

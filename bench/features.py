@@ -23,12 +23,12 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[1]
 NOISE = """
-import torch, trainer.target
-real = trainer.target.Target.features
+import torch, trainer.model.target
+real = trainer.model.target.Target.features
 def noise(self, ids):
     features = real(self, ids)
     return torch.randn(features.shape, device=features.device).to(features.dtype) * features.std()
-trainer.target.Target.features = noise
+trainer.model.target.Target.features = noise
 """
 
 

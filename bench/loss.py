@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from bench.trainer import SHAPES, milliseconds, settle
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.clock import mark
 from trainer.kernels import kernels_for
-from trainer.loss import HeadLoss, block_loss
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.loss import HeadLoss, block_loss
 
 WARM = 3
 

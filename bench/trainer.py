@@ -30,18 +30,18 @@ from typing import Any
 import torch
 
 from trainer import compile_plan
-from trainer.blocks import generator_for, lay_out, pick_anchors
 from trainer.clock import Span, mark
 from trainer.config import Config
-from trainer.drafter import DrafterShape, FrozenEnds
-from trainer.flops import TargetCost, drafter_flop
+from trainer.data.order import Cursor
 from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
-from trainer.order import Cursor
+from trainer.model.blocks import generator_for, lay_out, pick_anchors
+from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.target import Target
+from trainer.plan.flops import TargetCost, drafter_flop
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas
-from trainer.target import Target
-from trainer.throughput import Amount
+from trainer.report.throughput import Amount
 
 WARM = 4
 QWEN3_8B = {

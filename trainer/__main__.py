@@ -13,11 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from trainer import tracking
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
-from trainer.console import complain
-from trainer.metrics import Reporter
-from trainer.records import RunIdentity, identity_from_environment
+from trainer.report import tracking
+from trainer.report.console import complain
+from trainer.report.records import RunIdentity, identity_from_environment
+from trainer.report.reporter import Reporter
 from trainer.stopping import StopRequest
 
 LOG_COLUMNS = 120
@@ -99,7 +99,7 @@ def print_plan(path: str) -> int:
     try:
         config = load_config(path)
         check_inputs(config)
-        from trainer.forecast import forecast
+        from trainer.plan.forecast import forecast
 
         print(forecast(config), flush=True)
     except ConfigError as error:
@@ -112,7 +112,7 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
     try:
         config = load_config(path)
         check_inputs(config)
-        from trainer.doctor import doctor
+        from trainer.doctor.examine import doctor
 
         return doctor(config, quick=quick, as_json=as_json)
     except ConfigError as error:
@@ -156,14 +156,14 @@ def print_data(arguments: argparse.Namespace) -> int:
         check_inputs(config, weights=False)
         from rich.console import Console
 
-        from trainer import data_report
+        from trainer.data import report
 
         # What is said meanwhile is no part of the answer.
-        found = data_report.report(config, samples=max(0, arguments.samples), row=arguments.row, say=complain)
+        found = report.report(config, samples=max(0, arguments.samples), row=arguments.row, say=complain)
         if arguments.json:
-            print(data_report.as_json(found), flush=True)
+            print(report.as_json(found), flush=True)
         else:
-            data_report.show(found, Console(width=None if sys.stdout.isatty() else LOG_COLUMNS))
+            report.show(found, Console(width=None if sys.stdout.isatty() else LOG_COLUMNS))
     except ConfigError as error:
         complain(str(error))
         return 2

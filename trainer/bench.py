@@ -20,14 +20,15 @@ from typing import Any
 
 import torch
 
-from trainer import compile_plan, forecast, inputs
+from trainer import compile_plan, inputs
 from trainer.config import Config, TrackingConfig, expand_path
-from trainer.console import complain
-from trainer.metrics import GIB, SHARES, Reporter, RunStep
-from trainer.records import RunIdentity
+from trainer.plan import forecast
+from trainer.report.console import complain
+from trainer.report.records import RunIdentity
+from trainer.report.reporter import GIB, SHARES, Reporter, RunStep
+from trainer.report.tally import memory_peak_bytes
 from trainer.setup import kept_folder, token_cache
 from trainer.stopping import StopRequest
-from trainer.tally import memory_peak_bytes
 from trainer.train import Training, prepare
 
 WARM_UP_STEPS = 5

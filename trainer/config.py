@@ -17,7 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 import typedyaml
-from trainer import inputs, source_files
+from trainer import inputs
+from trainer.data import source_files
 from typedyaml import Abbreviated, Bool, Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from trainer import compile_plan
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.clock import Span, mark
 from trainer.config import Config
-from trainer.data import Rows
-from trainer.flops import TargetCost, drafter_flop_of
-from trainer.order import Cursor
+from trainer.data.order import Cursor
+from trainer.data.rows import Rows
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.target import Target
 from trainer.pipeline import Channel, Worker
+from trainer.plan.flops import TargetCost, drafter_flop_of
 from trainer.replica import MicroBatch, Replica
-from trainer.target import Target
-from trainer.throughput import Amount, Throughput
+from trainer.report.throughput import Amount, Throughput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import ConfigError
-from trainer.metrics import Reporter
+from trainer.report.reporter import Reporter
 
 Inputs = Mapping[str, Tensor]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer import source_files
+from trainer.data import source_files
 
 Problem = tuple[str, str]
 """The key of the configuration, and what is wrong."""

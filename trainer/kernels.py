@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import compile_plan, liger
-from trainer.attention import Attention, DenseAttention, SparseAttention
-from trainer.loss import PLAIN, HeadLoss
+from trainer import compile_plan
+from trainer.model import liger
+from trainer.model.attention import Attention, DenseAttention, SparseAttention
+from trainer.model.loss import PLAIN, HeadLoss
 
 Rope = tuple[Tensor, Tensor]
 RunLayer = Callable[[Any, Tensor, Tensor, Rope, Any], Tensor]

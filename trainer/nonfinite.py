@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Config
-from trainer.data import Rows
+from trainer.data.rows import Rows
 from trainer.kernels import Kernels, RunLayer
-from trainer.metrics import Reporter
 from trainer.replica import MicroBatch, Replica
+from trainer.report.reporter import Reporter
 from trainer.steps import Share, Step
 
 NAMED_CHARACTERS = 300

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, Literal, TypeVar
 
-from trainer.metrics import Reporter
+from trainer.report.reporter import Reporter
 
 T = TypeVar("T")
 Cause = Literal["input", "room", "peers"]

@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.blocks import Blocks, bring
 from trainer.clock import Span, Timer, mark
 from trainer.config import Config
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.data.order import Cursor
 from trainer.graphs import Graphs
 from trainer.kernels import Kernels, KernelSets, Shape
-from trainer.loss import block_loss
+from trainer.model.blocks import Blocks, bring
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
-from trainer.order import Cursor
 from trainer.replicas import Part, Replicas, event_here, weight_hash
-from trainer.throughput import Amount
+from trainer.report.throughput import Amount
 
 
 def shape_of(features_BSF: Tensor, blocks: Blocks) -> Shape:

@@ -19,12 +19,12 @@ import torch
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError
-from trainer.data import Rows
-from trainer.drafter import DrafterShape
-from trainer.metrics import Reporter
-from trainer.order import Cursor
+from trainer.data.order import Cursor
+from trainer.data.rows import Rows
+from trainer.model.drafter import DrafterShape
+from trainer.model.target import Target
 from trainer.replica import Replica
-from trainer.target import Target
+from trainer.report.reporter import Reporter
 
 CHANGES_NOTHING = {
     "output_dir", "resume", "keep_checkpoints", "log_every", "replica_check_every", "on_worker_death", "on_nonfinite",

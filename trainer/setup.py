@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from trainer import liger
-from trainer.blocks import generator_for
 from trainer.config import Config, ConfigError, DataConfig, expand_path
-from trainer.data import Rows, check_bad
-from trainer.drafter import DrafterShape, FrozenEnds
+from trainer.data.rows import Rows, check_bad
 from trainer.kernels import kernels_for
-from trainer.metrics import Reporter
+from trainer.model import liger
+from trainer.model.blocks import generator_for
+from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.target import Target, drafter_dtype
 from trainer.replica import Replica
-from trainer.target import Target, drafter_dtype
+from trainer.report.reporter import Reporter
 
 BAD_ROWS_NAMED = 10
 BAD_ROWS_RECORDED = 100

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 from trainer.clock import Span
-from trainer.order import Cursor
+from trainer.data.order import Cursor
 from trainer.replica import Figures, MicroBatch
-from trainer.throughput import Amount, total
+from trainer.report.throughput import Amount, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

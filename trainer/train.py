@@ -22,23 +22,23 @@ from trainer import compile_plan, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.clock import Timer
 from trainer.config import Config, expand_path
-from trainer.data import Rows, load_rows
-from trainer.drafter import DrafterShape
+from trainer.data.order import Cursor
+from trainer.data.rows import Rows, load_rows
 from trainer.feed import Feed
-from trainer.metrics import Reporter
+from trainer.model.drafter import DrafterShape
+from trainer.model.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.nonfinite import Refusals, first_trouble
-from trainer.order import Cursor
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replica import MicroBatch, Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
+from trainer.report.reporter import Reporter
+from trainer.report.stages import Stages
+from trainer.report.tally import Tally
 from trainer.saves import Rhythm, Saves, what_must_stay
 from trainer.schedule import learning_rate
 from trainer.setup import make_replicas, on_this_machine, report_data, token_cache
-from trainer.stages import Stages
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
-from trainer.tally import Tally
-from trainer.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.warmup import Warmup, settle
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
 

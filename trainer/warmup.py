@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from trainer import compile_plan, graphs
-from trainer.blocks import Blocks
 from trainer.config import Config
-from trainer.data import Rows
+from trainer.data.order import Cursor
+from trainer.data.rows import Rows
 from trainer.feed import step_blocks, target_inputs
-from trainer.metrics import Reporter
-from trainer.order import Cursor
+from trainer.model.blocks import Blocks
+from trainer.model.target import Target
 from trainer.replica import MicroBatch, Replica
+from trainer.report.reporter import Reporter
+from trainer.report.throughput import Amount
 from trainer.setup import keep_compiled_code
-from trainer.target import Target
-from trainer.throughput import Amount
 
 
 def settle(config: Config, member: Replica) -> None:

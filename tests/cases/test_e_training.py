@@ -22,8 +22,10 @@ import torch
 
 from tests.trainer.conftest import settings, start_trainer, tiny_target, train
 from tests.trainer.support import REPOSITORY, TrainerProcess, events, losses, write_config
-from trainer import checkpoint, feed, metrics, optim, replica, replicas, target
+from trainer import checkpoint, feed, optim, replica, replicas
 from trainer.checkpoint import MARKER, Checkpoint, CheckpointDamaged, steps_on_disk
+from trainer.model import target
+from trainer.report import reporter
 
 __all__ = ["settings", "start_trainer", "tiny_target", "train"]
 
@@ -39,7 +41,7 @@ PLACES = {
     "loss": (replica, "block_loss", "drafter-1"),
     "exchange": (replicas.Replicas, "average", "drafter-1"),
     "optimizer": (optim.AdamW, "step", "drafter-1"),
-    "log": (metrics.Reporter, "step", "drafter-0"),
+    "log": (reporter.Reporter, "step", "drafter-0"),
     "save": (checkpoint, "save", "drafter-0"),
 }
 

@@ -12,17 +12,17 @@ import torch
 
 from tests.trainer.support import documents
 from tests.trainer.test_doctor import examined, sees_its_anchor, sees_other_documents, visibility_of
-from trainer import doctor, leak
-from trainer.attention import DenseAttention
-from trainer.blocks import generator_for, lay_out, pick_anchors
 from trainer.config import Config
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.doctor import examine, leak
 from trainer.kernels import kernels_for, plain
-from trainer.loss import PLAIN, block_loss
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import generator_for, lay_out, pick_anchors
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.loss import PLAIN, block_loss
 from trainer.replica import Replica
 
 CUDA = torch.device("cuda:0")
-EVERY = [check.name for check in doctor.CHECKS]
+EVERY = [check.name for check in examine.CHECKS]
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.attention import DenseAttention
-from trainer.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import Kernels, kernels_for, plain
-from trainer.loss import block_loss
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.loss import block_loss
 
 CUDA = torch.device("cuda:0")
 SHAPE = DrafterShape(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tests.trainer.support import losses
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.kernels import kernels_for
-from trainer.loss import PLAIN, HeadLoss, block_loss
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.loss import PLAIN, HeadLoss, block_loss
 from trainer.replica import Replica
 
 Settings = dict[str, Any]

@@ -75,8 +75,8 @@ def train(tmp_path: Path) -> Callable[..., Any]:
     """Train in this process, into the configuration's output directory; returns what `Training` held at the end."""
     from trainer import train as module
     from trainer.config import load_config
-    from trainer.metrics import Reporter
-    from trainer.records import RunIdentity
+    from trainer.report.records import RunIdentity
+    from trainer.report.reporter import Reporter
     from trainer.stopping import StopRequest
 
     def run(settings: dict[str, Any], *, expect: int = 0, before: Callable[[Any], None] | None = None, **options: Any

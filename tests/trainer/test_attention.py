@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.attention import DenseAttention, SparseAttention
-from trainer.blocks import generator_for, lay_out, pick_anchors
+from trainer.model.attention import DenseAttention, SparseAttention
+from trainer.model.blocks import generator_for, lay_out, pick_anchors
 
 LENGTH, ANCHORS, SIZE = 160, 40, 4
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trainer.attention import DenseAttention
-from trainer.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 
 MASK = 99
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.templates import CHATML, QWEN3, QWEN3_THINKING, STYLES, Style
-from trainer.chat_template import Encoded, Template
-from trainer.conversations import Conversation, parse
-from trainer.sources import BadRecord
+from trainer.data.chat_template import Encoded, Template
+from trainer.data.conversations import Conversation, parse
+from trainer.data.sources import BadRecord
 
 TEMPLATE_TEXTS = sorted({text for style in (*STYLES.values(), QWEN3) for text in style.special} | {
     "<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n", "<think>", "### assistant:\n", "</answer>\n",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.support import all_rows
 from trainer.config import ConfigError, DataConfig
-from trainer.data import Rows, load_rows
+from trainer.data.rows import Rows, load_rows
 
 LENGTH = 64
 TALK = {"messages": [

@@ -49,15 +49,15 @@ def test_it_shows_samples_with_what_is_trained_on_between_marks(
 
 
 def test_in_a_terminal_it_is_in_colour_and_nothing_in_a_text_moves_the_cursor(config: Path, talks: Path) -> None:
-    from trainer import data_report
+    from trainer.data import report
 
     with talks.open("a", encoding="utf-8") as file:
         turns = [{"role": "user", "content": "\x1b[2Jcleared"}, {"role": "assistant", "content": "no \x07 bell"}]
         file.write(json.dumps({"messages": turns}) + "\n")
     console = Console(force_terminal=True, width=100, color_system="standard")
     with console.capture() as capture:
-        data_report.show(
-            data_report.report(load_config(str(config)), samples=1, row=f"{talks}:61", say=print), console
+        report.show(
+            report.report(load_config(str(config)), samples=1, row=f"{talks}:61", say=print), console
         )
     out = capture.get()
     assert "\x1b[1;32mno \ufffd bell<|end|>\x1b[0m" in out and "[[" not in out

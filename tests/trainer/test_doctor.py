@@ -13,21 +13,21 @@ import torch
 import transformers
 from torch import Tensor
 
-import trainer.attention
 import trainer.feed
-import trainer.target
+import trainer.model.attention
+import trainer.model.target
 from tests.trainer.support import documents, write_config
-from trainer import blocks as right
-from trainer import doctor, leak
 from trainer.__main__ import main
-from trainer.attention import DenseAttention
-from trainer.blocks import Blocks
-from trainer.checkup import Finding, Patient, Quiet
 from trainer.config import Config
-from trainer.drafter import Drafter
-from trainer.metrics import RunIdentity
+from trainer.doctor import examine, leak
+from trainer.doctor.checkup import Finding, Patient, Quiet
+from trainer.model import blocks as right
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import Blocks
+from trainer.model.drafter import Drafter
+from trainer.model.target import Target
 from trainer.replica import Replica
-from trainer.target import Target
+from trainer.report.reporter import RunIdentity
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 READY = ["target", "data", "drafters"]
@@ -45,8 +45,8 @@ def examined(settings: dict[str, Any], *names: str, quick: bool = False) -> dict
     identity = RunIdentity(directory=Path(settings["output_dir"]), run_id="doctor")
     patient = Patient(config=Config.model_validate(settings), reporter=Quiet(identity), quick=quick)
     wanted = [*READY, *names]
-    assert set(wanted) <= {check.name for check in doctor.CHECKS}
-    return {check.name: doctor.look(check, patient) for check in doctor.CHECKS if check.name in wanted}
+    assert set(wanted) <= {check.name for check in examine.CHECKS}
+    return {check.name: examine.look(check, patient) for check in examine.CHECKS if check.name in wanted}
 
 
 def test_a_right_run_has_nothing_wrong_with_it_packed_or_not_in_any_bucket(
@@ -54,7 +54,7 @@ def test_a_right_run_has_nothing_wrong_with_it_packed_or_not_in_any_bucket(
 ) -> None:
     plain = {**settings, "data": {"kind": "text", "paths": settings["data"]["paths"], "sequence_length": 48}}
     for one, quick in ((packed, False), (plain, True)):
-        found = examined(one, *(check.name for check in doctor.CHECKS), quick=quick)
+        found = examined(one, *(check.name for check in examine.CHECKS), quick=quick)
         wrong = {name: finding.evidence for name, finding in found.items() if finding.status in ("fail", "skip")}
         assert wrong == {}
         assert ("FlexAttention" in found["leak: hidden states"].evidence) == (not quick)
@@ -70,7 +70,7 @@ def visibility_of(visible: Callable[..., Tensor]) -> Plant:
         def visibility(blocks: Blocks, length: int) -> Any:
             return lambda row, head, query, key: visible(blocks, length, row, query, key)
 
-        monkeypatch.setattr(trainer.attention, "visibility", visibility)
+        monkeypatch.setattr(trainer.model.attention, "visibility", visibility)
 
     return plant
 
@@ -151,12 +151,12 @@ def test_a_mask_that_is_wrong_in_flexattention_alone_is_found_without_a_gpu(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = DenseAttention.mask
-    wrong = trainer.attention.visibility
+    wrong = trainer.model.attention.visibility
     visibility_of(sees_its_anchor)(monkeypatch)
 
     def as_it_should_be(self: DenseAttention, blocks: Blocks, length: int) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(trainer.attention, "visibility", wrong)
+            inner.setattr(trainer.model.attention, "visibility", wrong)
             return dense(self, blocks, length)
 
     monkeypatch.setattr(DenseAttention, "mask", as_it_should_be)
@@ -283,7 +283,7 @@ def test_a_target_that_looks_ahead_is_found_by_its_text(
         model.set_attn_implementation("looks-ahead")
         return True
 
-    monkeypatch.setattr(trainer.target, "without_masks", plant)
+    monkeypatch.setattr(trainer.model.target, "without_masks", plant)
     found = examined(settings, "target's attention", "leak: text")
     assert found["leak: text"].status == "fail" and found["target's attention"].status == "fail"
     monkeypatch.setattr(leak, "text_alone_differs", lambda *_: 0.0)
@@ -300,14 +300,14 @@ def test_a_target_that_looks_ahead_is_found_by_its_text(
 def test_a_rotation_that_the_drafter_does_not_know_is_named(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
 ) -> None:
-    original = trainer.target.Target.__init__
+    original = trainer.model.target.Target.__init__
 
     def changed(self: Target, model: Any, *positional: Any, **named: Any) -> None:
         original(self, model, *positional, **named)
         for name, value in change.items():
             setattr(model.config, name, value)
 
-    monkeypatch.setattr(trainer.target.Target, "__init__", changed)
+    monkeypatch.setattr(trainer.model.target.Target, "__init__", changed)
     found = examined(settings, "rotation")["rotation"]
     assert found.status == "fail" and said in found.evidence
 
@@ -432,7 +432,7 @@ def test_the_command_says_what_it_found_and_its_exit_code_whether_all_is_well(
     assert main(["doctor", config, "--quick"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].split(maxsplit=1)[1] for line in out if line.startswith(("ok", "warn"))] == [
-        check.name.split(":")[0] for check in doctor.CHECKS
+        check.name.split(":")[0] for check in examine.CHECKS
     ]
     assert out[-1].startswith("doctor: ") and not (tmp_path / "out").exists(), "and leaves nothing behind"
     visibility_of(sees_its_anchor)(monkeypatch)

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.support import events
-from trainer import forecast
 from trainer.checkpoint import AVERAGES, WEIGHTS
 from trainer.config import Config, OptimizerConfig
 from trainer.optim import AdamW, Ema, FlatWeights
+from trainer.plan import forecast
 from trainer.replica import MicroBatch, Replica
 
 Train = Callable[..., Any]

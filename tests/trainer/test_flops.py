@@ -9,10 +9,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.attention import DenseAttention
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.flops import (
+from trainer.kernels import plain
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.loss import block_loss
+from trainer.plan.flops import (
     Peaks,
     TargetCost,
     _of_card,
@@ -20,8 +22,6 @@ from trainer.flops import (
     drafter_flop_of,
     peak_flop_s,
 )
-from trainer.kernels import plain
-from trainer.loss import block_loss
 
 WIDE = DrafterShape(
     hidden=64, captured=5, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=256, rms_norm_eps=1e-6,

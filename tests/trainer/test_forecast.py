@@ -11,11 +11,12 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from transformers import AutoConfig
 
 from tests.trainer.support import write_config
-from trainer import compile_plan, forecast, kernels, planned_compile
+from trainer import compile_plan, kernels
 from trainer.__main__ import main
 from trainer.config import Config
-from trainer.drafter import Drafter
+from trainer.model.drafter import Drafter
 from trainer.optim import FlatWeights
+from trainer.plan import compiled_layer, forecast
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_what_is_compiled_keeps_less_than_what_is_written_and_more_than_its_prod
     def no_such_partitioner(*_: Any) -> Any:
         raise ImportError
 
-    monkeypatch.setattr(planned_compile, "kernels", no_such_partitioner)
+    monkeypatch.setattr(compiled_layer, "kernels", no_such_partitioner)
     written = planned(settings)["cuda:1"].work
     slots, rows = 4 * 320, 3 * 2 * 1024  # gate and up of each layer, in bfloat16
     assert slots * rows * 2 < compiled < 0.8 * written

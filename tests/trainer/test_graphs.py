@@ -13,8 +13,8 @@ import torch
 from tests.trainer.support import losses
 from trainer.compile_plan import Unit
 from trainer.graphs import Graphs, record_or_say
-from trainer.metrics import Reporter
-from trainer.records import RunIdentity
+from trainer.report.records import RunIdentity
+from trainer.report.reporter import Reporter
 
 
 @pytest.mark.parametrize("early", [False, True])

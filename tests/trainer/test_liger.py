@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tests.trainer.support import REPOSITORY
-from trainer import liger
 from trainer.config import ConfigError
+from trainer.model import liger
 
 EQUAL = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import dataclasses, torch
 from tests.trainer.test_loss import HEAD_VH, case
-from trainer.liger import head_loss
-from trainer.loss import PLAIN, block_loss
+from trainer.model.liger import head_loss
+from trainer.model.loss import PLAIN, block_loss
 
 for chunk_rows in (5, 6, 1000):
     found = []

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.blocks import Blocks, generator_for, lay_out
-from trainer.loss import PLAIN, block_loss, pace_weights
+from trainer.model.blocks import Blocks, generator_for, lay_out
+from trainer.model.loss import PLAIN, block_loss, pace_weights
 
 HEAD_VH = torch.randn(50, 16, generator=generator_for("head"))
 FORMS = {"fused": True, "chunked": False}

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.trainer.support import REPOSITORY, documents
 from tests.trainer.test_doctor import examined
-from trainer.checks_memory import peak_of
-from trainer.live_bytes import LiveBytes, bytes_of
+from trainer.doctor.checks_memory import peak_of
+from trainer.plan.live_bytes import LiveBytes, bytes_of
 
 SMOLLM2 = Path("~/.cache/specctl/models/SmolLM2-135M-Instruct").expanduser()
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.trainer.support import poll, records
 from trainer.config import ConfigError
-from trainer.metrics import Reporter, RunStep, WorkerStep
-from trainer.records import RunIdentity, identity_from_environment
-from trainer.throughput import SpeedChange
+from trainer.report.records import RunIdentity, identity_from_environment
+from trainer.report.reporter import Reporter, RunStep, WorkerStep
+from trainer.report.throughput import SpeedChange
 
 
 @pytest.fixture

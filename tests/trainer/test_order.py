@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from trainer.order import Cursor, Order, pad_to
+from trainer.data.order import Cursor, Order, pad_to
 
 
 def steps(order: Order, count: int, number: int, cursor: Cursor | None = None) -> list[tuple[list[int], Cursor]]:

@@ -13,18 +13,18 @@ import torch
 import transformers
 from torch import Tensor
 
-import trainer.target
+import trainer.model.target
 from tests.trainer.support import all_rows, documents, losses
-from trainer.attention import DenseAttention
-from trainer.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.config import ConfigError, DataConfig
-from trainer.data import load_rows
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.data.packing import pack
+from trainer.data.rows import load_rows
 from trainer.kernels import plain
-from trainer.loss import block_loss
-from trainer.packing import pack
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.loss import block_loss
+from trainer.model.target import Target, load_target, see_that_documents_stay_apart
 from trainer.replica import MicroBatch, Replica
-from trainer.target import Target, load_target, see_that_documents_stay_apart
 
 LENGTHS, PADDING, SIZE = [9, 14, 2, 12], 5, 4
 STARTS = [0, 9, 23, 25]
@@ -140,7 +140,7 @@ def test_so_are_those_of_a_target_that_was_loaded(tiny_target: Path, settings: d
 def test_a_target_that_mixes_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for family, options in FAMILIES:
         see_that_documents_stay_apart(a_target(family, options, None))
-    monkeypatch.setattr(trainer.target, "documents_mask", lambda positions_BS: None)
+    monkeypatch.setattr(trainer.model.target, "documents_mask", lambda positions_BS: None)
     with pytest.raises(ConfigError, match=r"data\.packing: OPTForCausalLM mixes the documents of a row"):
         see_that_documents_stay_apart(a_target(*OPT, None))
 

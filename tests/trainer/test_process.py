@@ -26,15 +26,15 @@ def broken(self, batch):
 trainer.replica.Replica.loss_and_gradients = broken
 """
 BREAK_TARGET = """
-import trainer.target
-original = trainer.target.Target.features
+import trainer.model.target
+original = trainer.model.target.Target.features
 calls = []
 def broken(self, ids):
     calls.append(1)
     if len(calls) == 5:
         raise KeyError("planted in the target")
     return original(self, ids)
-trainer.target.Target.features = broken
+trainer.model.target.Target.features = broken
 """
 HANG = """
 import threading, time, trainer.replica, trainer.stopping

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import trainer.replicas
-from trainer.attention import DenseAttention
-from trainer.blocks import generator_for, lay_out
 from trainer.config import OptimizerConfig
-from trainer.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.kernels import plain
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import generator_for, lay_out
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.optim import AdamW, FlatWeights
 from trainer.pipeline import Aborted, Channel
 from trainer.replicas import Part, Replicas, ReplicasDiffer, check_equal, weight_hash

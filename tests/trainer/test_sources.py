@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.support import TrainerProcess, write_config
-from trainer import source_files, sources
 from trainer.config import Config, ConfigError, DataConfig, check_inputs
-from trainer.data import Rows, load_rows
-from trainer.sources import BadRecord
+from trainer.data import source_files, sources
+from trainer.data.rows import Rows, load_rows
+from trainer.data.sources import BadRecord
 
 TALKS = [
     {"messages": [{"role": "user", "content": f"{number} and one?"}, {"role": "assistant", "content": f"é {number}"}]}

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.support import losses, records
-from trainer.attention import DenseAttention
 from trainer.config import ConfigError
-from trainer.drafter import Drafter
 from trainer.kernels import plain
-from trainer.loss import PLAIN, block_loss
+from trainer.model.attention import DenseAttention
+from trainer.model.drafter import Drafter
+from trainer.model.loss import PLAIN, block_loss
 from trainer.replica import MicroBatch, Replica
 from trainer.schedule import learning_rate
 

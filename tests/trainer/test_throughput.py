@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.throughput import Amount, Decay, Throughput, total
+from trainer.report.throughput import Amount, Decay, Throughput, total
 
 
 def amounts(*tokens: float) -> list[Amount]:

@@ -16,16 +16,16 @@ import pytest
 
 from tests.trainer.support import REPOSITORY, all_rows, poll
 from tests.trainer.templates import CHATML
-from trainer import source_hashes, token_cache
 from trainer.config import ConfigError, DataConfig
-from trainer.data import Rows, load_rows
+from trainer.data import source_hashes, token_cache
+from trainer.data.rows import Rows, load_rows
 
 PROGRAM = """
 import os, resource, signal, sys
 from pathlib import Path
 from transformers import AutoTokenizer
 from trainer.config import DataConfig, ConfigError
-from trainer.data import load_rows
+from trainer.data.rows import load_rows
 from trainer import chat_template
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
@@ -292,7 +292,7 @@ def test_memory_does_not_grow_with_the_data(program: Any, tmp_path: Path) -> Non
 import json
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trainer.order import Cursor
+from trainer.data.order import Cursor
 
 # Of long words, to have much text with little work.
 words = [f"{number}-" * 40 for number in range(100)]

@@ -16,8 +16,8 @@ import pytest
 
 from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
 from trainer.config import ConfigError, TrackingConfig
-from trainer.records import RunIdentity
-from trainer.tracking import Feeder, Tracking, check, last_step
+from trainer.report.records import RunIdentity
+from trainer.report.tracking import Feeder, Tracking, check, last_step
 
 Start = Callable[..., TrainerProcess]
 

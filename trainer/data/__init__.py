@@ -1,0 +1,1 @@
+"""From files to the rows of a step: read, rendered, tokenised once, cut, packed, and put in order."""

@@ -1,0 +1,302 @@
+"""The frozen target: any local Hugging Face causal language model, its captured layers, and its two ends.
+
+The target threads call `features`; the drafters share `ends`. Layer `id` is captured by a hook on its *output*, which
+is what the servers capture too. Hugging Face calls it `hidden_states[id + 1]`, because `[0]` is the embedding; except
+for the last layer, whose entry there has gone through the final norm. That layer may be captured, before the norm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import threading
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
+from trainer.graphs import Graphs
+from trainer.inputs import LayerError, choose_layers
+from trainer.model.blocks import bring
+from trainer.model.causal import documents_mask, without_masks
+from trainer.model.drafter import DrafterShape, FrozenEnds
+
+SAMPLES, SAMPLE_BYTES = 256, 1 << 16
+"""How much of a file of weights is read to know it again: 16 MiB at most."""
+
+
+class _Captured(threading.local):
+    """Outputs of the captured layers, by layer; each target thread has its own."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, Tensor] = {}
+
+
+class Target:
+    """One target thread's. Loaded on the main thread; the threads of a device share one model there (`again`)."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, layer_ids: list[int], device: torch.device,
+                 files: dict[str, str]) -> None:  # fmt: skip
+        self.model, self.tokenizer, self.layer_ids, self.device = model, tokenizer, layer_ids, device
+        self.files = files
+        """What it was loaded from, see `file_digests`."""
+        self.ends = _ends(model)
+        self._masks_itself = without_masks(model)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._graphs = Graphs(self._stream)
+        self._captured = _Captured()
+        layers = decoder_layers(model)
+        for layer_id in layer_ids:
+            layers[layer_id].register_forward_hook(self._hook(layer_id))
+
+    def again(self) -> Target:
+        """The same model for one more thread of its device."""
+        other = copy.copy(self)
+        other._stream = torch.cuda.Stream(self.device) if self._stream else None
+        other._graphs = Graphs(other._stream)
+        return other
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """What the target does belongs inside: its own stream, where there are streams."""
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def features(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """The captured layers' outputs side by side [B, S, captured * H], in the target's type.
+
+        Rows of several documents need their positions, which begin anew with each, and by which they are kept apart;
+        `see_that_documents_stay_apart` finds a target that mixes them all the same."""
+        inputs = self._inputs(ids_BS, positions_BS)
+        if (key := _key(inputs)) in self._graphs:
+            # The next launch overwrites what this one has made.
+            return self._graphs.launch(key, inputs).clone()
+        return self._forward(inputs)
+
+    @torch.no_grad()
+    def record(self, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Have what `features` does for batches shaped like these, each a sequence of what it is called with, launched
+        as a CUDA graph from now on. Raises `RuntimeError` where torch cannot; then all is as it was before. Belongs on
+        the main thread, while no worker runs."""
+        self._graphs.clear()
+        try:
+            for batch in batches:
+                with self.stream():
+                    inputs = self._inputs(*batch)
+                    self._forward(inputs)  # libraries make their workspaces at the first call
+                    self._graphs.record(_key(inputs), inputs, self._forward)
+        except BaseException:
+            self._graphs.clear()
+            raise
+
+    def _inputs(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> dict[str, Tensor]:
+        """Of the model, on its device."""
+        given = {"input_ids": ids_BS} if positions_BS is None else {"input_ids": ids_BS, "position_ids": positions_BS}
+        return {name: bring(tensor, self.device) for name, tensor in given.items()}
+
+    def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        outputs = self._captured.outputs
+        outputs.clear()
+        given = dict(inputs)
+        if self._masks_itself and "position_ids" in inputs:
+            given["attention_mask"] = documents_mask(inputs["position_ids"])
+        self.model.base_model(**given, use_cache=False)
+        features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
+        outputs.clear()
+        return features
+
+    def _hook(self, layer_id: int) -> Any:
+        captured = self._captured
+
+        def capture(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            captured.outputs[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        return capture
+
+
+def _key(inputs: Mapping[str, Tensor]) -> Hashable:
+    """Of the graph for these inputs."""
+    return *inputs, inputs["input_ids"].shape
+
+
+def load_targets(config: TargetConfig, devices: Sequence[torch.device]) -> list[Target]:
+    """One for each of `devices`, with one model a device. Raises `ConfigError` like `load_target`."""
+    loaded: dict[torch.device, Target] = {}
+    targets = []
+    for device in devices:
+        if device in loaded:
+            targets.append(loaded[device].again())
+        else:
+            loaded[device] = load_target(config, device)
+            targets.append(loaded[device])
+    return targets
+
+
+def load_target(config: TargetConfig, device: torch.device) -> Target:
+    """Raises `ConfigError` for a path without a model, or a model that cannot be a target."""
+    from transformers import AutoModelForCausalLM
+
+    path = expand_path(config.path, key="target.path")
+    tokenizer, dtype = load_tokenizer(path), arithmetic_dtype(config.dtype, device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
+    model.requires_grad_(False).eval().to(device)
+    try:
+        layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(decoder_layers(model)))
+    except LayerError as error:
+        raise ConfigError(f"{error.key}: {error}") from None
+    return Target(model, tokenizer, layer_ids=layer_ids, device=device, files=file_digests(path))
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The one of the model in `path`. Raises `ConfigError` where there is none that is fast."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    # Progress bars redraw with carriage returns, in a log that is read line by line.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def file_digests(path: Path) -> dict[str, str]:
+    """A hash for the configuration and each file of weights in `path`: of its size and of samples all over it."""
+    digests = {}
+    for file in sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")]):
+        size = file.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with file.open("rb") as content:
+            for at in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                content.seek(at)
+                digest.update(content.read(SAMPLE_BYTES))
+        digests[file.name] = digest.hexdigest()
+    return digests
+
+
+def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What `name` means on `device`. On a CPU bfloat16 pays only where its vector units know it."""
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+        return torch.bfloat16
+    return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def drafter_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The same for a drafter. On a CPU "auto" is float32: its products are small, and its losses then compare across
+    machines."""
+    if name == "auto" and device.type == "cpu":
+        return torch.float32
+    return arithmetic_dtype(name, device)
+
+
+def drafter_shape(target: Target, config: DrafterConfig) -> DrafterShape:
+    """Sizes as configured, and the target's own where they are left out. Raises `ConfigError` if they do not fit."""
+    vocabulary = target.ends.embedding_VH.shape[0]
+    special = {target.tokenizer.pad_token_id, target.tokenizer.eos_token_id, target.tokenizer.bos_token_id}
+    if config.mask_token_id >= vocabulary or config.mask_token_id in special:
+        raise ConfigError(
+            f"drafter.mask_token_id: {config.mask_token_id} must be a spare row of the target's {vocabulary} tokens,"
+            " not its pad, begin or end token"
+        )
+    return shape_for(target.model.config, config, captured=len(target.layer_ids))
+
+
+def shape_for(model_config: Any, config: DrafterConfig, *, captured: int) -> DrafterShape:
+    """The same from the target's configuration alone."""
+    model = model_config.get_text_config()
+    heads = config.heads or model.num_attention_heads
+    kv_heads = config.kv_heads or (config.heads or getattr(model, "num_key_value_heads", None) or heads)
+    head_dim = config.head_dim or getattr(model, "head_dim", None) or model.hidden_size // heads
+    if heads % kv_heads:
+        raise ConfigError(f"drafter.kv_heads: {heads} heads cannot share {kv_heads} key heads")
+    if head_dim % 2:
+        raise ConfigError(f"drafter.head_dim: must be even, is {head_dim}")
+    rope = getattr(model, "rope_parameters", None) or {}
+    return DrafterShape(
+        hidden=model.hidden_size,
+        captured=captured,
+        layers=config.layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=config.intermediate_size or getattr(model, "intermediate_size", None) or 4 * model.hidden_size,
+        rms_norm_eps=getattr(model, "rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or getattr(model, "rope_theta", None) or 10_000.0),
+    )
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The layers that `layer_ids` count. Raises `ConfigError` for a model that has none."""
+    count = model.config.get_text_config().num_hidden_layers
+    for _, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ConfigError(f"target.path: {type(model).__name__} has no list of {count} decoder layers to capture from")
+
+
+@torch.no_grad()
+def _see_that_nothing_scales(model: Any, embedding: nn.Embedding, head: nn.Linear) -> None:
+    """Look at a few tokens: every family has its own name for a factor that it applies in between, or none at all."""
+    entered: list[Tensor] = []
+    handle = decoder_layers(model)[0].register_forward_pre_hook(
+        lambda _layer, args, options: entered.append(args[0] if args else options["hidden_states"]), with_kwargs=True
+    )
+    ids = torch.arange(8, device=head.weight.device)[None]
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    expected = head(model.base_model(input_ids=ids, use_cache=False)[0]).float()
+    handle.remove()
+    for what, found, plain in (("embedding", entered[0].float(), embedding(ids).float()), ("logits", logits, expected)):
+        factor = float((found * plain).sum() / plain.square().sum())
+        # Positions that are added to an embedding are no factor.
+        if abs(factor - 1) > 0.01 and (found - factor * plain).norm() < 0.01 * found.norm():
+            raise ConfigError(
+                f"target.path: {type(model).__name__} multiplies its {what} by {factor:.4g}, which neither the drafter"
+                " nor the servers do; choose another target"
+            )
+
+
+def see_that_documents_stay_apart(target: Target) -> None:
+    """Raises `ConfigError` for a target whose features of a document depend on what else is in its row."""
+    one, other = torch.arange(12)[None], torch.arange(20, 29)[None]
+    ids = torch.cat((one, other), dim=1) % target.ends.embedding_VH.shape[0]
+    positions = torch.cat((torch.arange(one.shape[1]), torch.arange(other.shape[1])))[None]
+    with target.stream():
+        alone = target.features(ids[:, one.shape[1] :]).float()
+        mixed = target.features(ids)[:, one.shape[1] :].float()
+        try:
+            packed = target.features(ids, positions)[:, one.shape[1] :].float()
+        except (TypeError, ValueError, IndexError, RuntimeError):  # it takes no positions, or no such mask
+            packed = mixed
+        # Rounding differs too: what counts is how little of the difference that others make is left.
+        mixes = bool((packed - alone).norm() > 0.25 * (mixed - alone).norm())
+    if mixes:
+        raise ConfigError(
+            f"data.packing: {type(target.model).__name__} mixes the documents of a row, wherever their positions begin;"
+            " leave packing out"
+        )
+
+
+def _ends(model: Any) -> FrozenEnds:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    plain_head = isinstance(head, nn.Linear) and head.bias is None
+    # A scaled embedding or capped logits would be left out by the servers too: they load neither from the drafter.
+    if type(embedding) is not nn.Embedding or not plain_head:
+        raise ConfigError(f"target.path: {type(model).__name__} has no plain embedding and output head to share")
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        raise ConfigError(f"target.path: {type(model).__name__} caps its logits, which the drafter's loss does not")
+    _see_that_nothing_scales(model, embedding, head)
+    return FrozenEnds(embedding_VH=embedding.weight.detach(), head_VH=head.weight.detach())
