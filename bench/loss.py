@@ -51,7 +51,7 @@ class Case:
 
     def gradient(self, head_loss: HeadLoss, chunk_rows: int, dtype: torch.dtype | None = None) -> Tensor:
         slots_BTH = self.slots_BTH.to(dtype or self.slots_BTH.dtype).detach().requires_grad_()
-        loss, _ = block_loss(
+        loss, *_ = block_loss(
             slots_BTH, self.blocks, self.head_VH.to(slots_BTH.dtype), weight_sum=100.0, chunk_rows=chunk_rows,
             head_loss=head_loss, alpha=self.alpha,
         )  # fmt: skip

@@ -70,6 +70,8 @@ class Figures:
 
     values_5: Tensor
     """float64: loss, own gradient norm, gradient norm of all together, weight, and whether the step changed nothing."""
+    slots_2k: Tensor
+    """float64: see `loss.slot_sums`; of this replica's own micro-batches."""
     hash: Tensor | None
     done: Any
     """CUDA event after which they are there."""
@@ -142,7 +144,9 @@ class Replica:
         """Steps that may change nothing because something is not finite; after one more nothing changes any more."""
         self._doubt_1 = torch.zeros(1, device=device)
         """nan if anything of this replica's own is not finite, else 0."""
-        self._values_5 = torch.zeros(5, device=device, dtype=torch.float64)
+        self._slots_2k = torch.zeros(2, config.drafter.block_size - 1, device=device)
+        self._figures = torch.zeros(5 + self._slots_2k.numel(), device=device, dtype=torch.float64)
+        """All that `Figures` holds, so that one copy brings it to the host."""
         self.scale = 1.0
         """Of the gradients: as many as there are replicas, where each steps on its own share's alone."""
         self.steps_done = 0
@@ -227,10 +231,13 @@ class Replica:
             after()
         hash_ = weight_hash(self.flat.weights) if hashed else None
         if self._stream is None:
-            return Figures(values_5=self._values_5.clone(), hash=hash_, done=None)
-        host_5 = self._values_5.to("cpu", non_blocking=True)
+            return self._figures_of(self._figures.clone(), hash=hash_, done=None)
+        host = self._figures.to("cpu", non_blocking=True)
         host_hash = None if hash_ is None else hash_.to("cpu", non_blocking=True)
-        return Figures(values_5=host_5, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
+        return self._figures_of(host, hash=host_hash, done=self._stream.record_event(), stalls=self._stalls)
+
+    def _figures_of(self, host: Tensor, **facts: Any) -> Figures:
+        return Figures(values_5=host[:5], slots_2k=host[5:].view_as(self._slots_2k), **facts)
 
     def loss_and_gradients(self, batch: MicroBatch) -> None:
         """Fill the flat gradients, or add to them, and so with this share's part of the step's loss.
@@ -311,7 +318,7 @@ class Replica:
         features_BSF = inputs["features_BSF"].to(self.ends.head_VH.dtype)
         kernels = kernels or self.kernels.of(shape_of(features_BSF, blocks))
         slots_BTH = self.drafter(features_BSF, blocks, self.ends, kernels)
-        loss, weight = block_loss(
+        loss, weight, slots_2k = block_loss(
             slots_BTH, blocks, self.ends.head_VH, weight_sum=self._weight_sum, chunk_rows=self._chunk_rows,
             head_loss=kernels.head_loss, alpha=self._alpha,
         )  # fmt: skip
@@ -321,6 +328,7 @@ class Replica:
         self.flat.collect()
         self._note(self._loss, loss.detach() / self.scale)
         self._note(self._weight, weight / self.scale)
+        self._note(self._slots_2k, slots_2k)
         self._own_norm.copy_(self.flat.norm())
         doubt = self._own_norm * 0
         self._doubt_1.copy_(doubt if self._alpha is None else doubt / self.flat.weight)
@@ -345,7 +353,8 @@ class Replica:
         self.optimizer.step(norm=norm, broken=skip, weight=weight)
         if self.ema is not None:
             self.ema.update(taken=self.optimizer.taken, broken=skip)
-        self._values_5.copy_(torch.stack([self._loss, self._own_norm, norm, self._weight, skip]))
+        values_5 = torch.stack([self._loss, self._own_norm, norm, self._weight, skip])
+        self._figures.copy_(torch.cat([values_5, self._slots_2k.flatten()]))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, no copy, by the names that the servers load."""

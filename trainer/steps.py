@@ -35,6 +35,7 @@ class Share:
             made=[(batch.made_by, batch.made) for batch in batches if batch.made is not None],
         )  # fmt: skip
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """A step that all replicas have begun. Its figures are worth reading after `wait`."""
@@ -61,6 +62,16 @@ class Step:
         return sum(share.figures.loss for share in self.shares) / (
             sum(share.figures.weight for share in self.shares) or math.nan
         )
+
+    @property
+    def slot_probabilities(self) -> list[float | None]:
+        """By slot 1..K-1: the mean probability that the drafters gave the right token, as it was before this step; None
+        where there was none to predict, or a loss is not finite."""
+        sums, counts = sum(share.figures.slots_2k for share in self.shares)
+        return [
+            total / count if count and math.isfinite(total) else None
+            for total, count in zip(sums.tolist(), counts.tolist(), strict=True)
+        ]
 
     @property
     def norm(self) -> float:

@@ -92,7 +92,7 @@ def test_at_the_real_width_the_backward_compiles_and_its_gradients_are_those_of_
             kernels = kernels_for(CUDA, loss_kernel=kernel).of((1, length, anchors))
         drafter.zero_grad()
         slots = drafter(features.to(dtype), blocks, ends, kernels)
-        loss, _ = block_loss(
+        loss, *_ = block_loss(
             slots, blocks, ends.head_VH, weight_sum=1000.0, chunk_rows=512, head_loss=kernels.head_loss
         )  # fmt: skip
         loss.backward()

@@ -39,7 +39,7 @@ def slots_and_gradients(kernels: Kernels, dtype: torch.dtype) -> tuple[Tensor, d
     features = torch.randn(ROWS, LENGTH, 3072, generator=generator_for("features")).to(CUDA, dtype)
     blocks = some_blocks()
     slots = drafter(features, blocks, ends, kernels)
-    loss, _ = block_loss(slots, blocks, table, weight_sum=100.0, chunk_rows=100, head_loss=kernels.head_loss)
+    loss, *_ = block_loss(slots, blocks, table, weight_sum=100.0, chunk_rows=100, head_loss=kernels.head_loss)
     loss.backward()
     gradients = {name: p.grad.float() for name, p in drafter.named_parameters() if p.grad is not None}
     return slots.detach().float(), gradients

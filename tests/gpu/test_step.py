@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.support import losses
+from tests.trainer.support import losses, records
 from trainer.kernels import kernels_for
 from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.model.loss import PLAIN, HeadLoss, block_loss
@@ -37,7 +37,7 @@ def some_blocks() -> Blocks:
 def loss_and_gradient(head_loss: HeadLoss, dtype: torch.dtype, alpha: float | None) -> tuple[float, Tensor]:
     head_VH = (torch.randn(VOCABULARY, HIDDEN, generator=generator_for("head")) * 0.05).to(CUDA, dtype)
     slots = torch.randn(ROWS, ANCHORS * SIZE, HIDDEN, generator=generator_for("slots")).to(CUDA, dtype).requires_grad_()
-    loss, _ = block_loss(
+    loss, *_ = block_loss(
         slots, some_blocks(), head_VH, weight_sum=100.0, chunk_rows=100, head_loss=head_loss, alpha=alpha
     )
     loss.backward()
@@ -68,12 +68,15 @@ def test_recorded_steps_leave_the_bits_of_launched_ones_with_every_option(
 ) -> None:
     on_gpu["loss"] = {"kernel": kernel, "weights": weights, "chunk_rows": 100}
     on_gpu["optimizer"]["ema"] = 0.9
-    found = {}
+    found, slots = {}, {}
     for graphs in ("on", "off"):
         training = train({**on_gpu, "cuda_graphs": graphs, "output_dir": str(tmp_path / graphs)})
         averages = [member.ema.weights for member in training.members.values()]
         assert all(torch.equal(average, averages[0]) for average in averages)
         found[graphs] = losses(tmp_path / graphs), training.members[0].flat.weights.cpu(), averages[0].cpu()
+        rows = [row for row in records(tmp_path / graphs, "metrics.jsonl") if row["worker"] is None]
+        slots[graphs] = [[value for key, value in row.items() if key.startswith("slot_p_")] for row in rows]
+    assert slots["on"] == slots["off"] and 0 < slots["on"][0][0] < slots["on"][-1][0]
     assert found["on"][0] == found["off"][0] and found["on"][0][-1] < found["on"][0][0]
     assert torch.equal(found["on"][1], found["off"][1]) and torch.equal(found["on"][2], found["off"][2])
 

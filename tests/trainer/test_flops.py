@@ -64,7 +64,7 @@ def test_a_drafters_forward_and_backward_take_the_flops_that_torch_counts(
 
     def step() -> None:
         slots_BTH = drafter(features, blocks, ends, plain(DenseAttention()))
-        loss, _ = block_loss(slots_BTH, blocks, table, weight_sum=1.0, chunk_rows=rows * anchors)
+        loss, *_ = block_loss(slots_BTH, blocks, table, weight_sum=1.0, chunk_rows=rows * anchors)
         loss.backward()
 
     slots, queries = rows * anchors * size, shape.heads * shape.head_dim

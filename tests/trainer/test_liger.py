@@ -27,7 +27,7 @@ for chunk_rows in (5, 6, 1000):
     for form in (head_loss(), PLAIN[True]):
         slots, blocks = case()
         slots.requires_grad_()
-        loss, _ = block_loss(slots, blocks, HEAD_VH, weight_sum=5.0, chunk_rows=chunk_rows, head_loss=form)
+        loss, *_ = block_loss(slots, blocks, HEAD_VH, weight_sum=5.0, chunk_rows=chunk_rows, head_loss=form)
         loss.backward()
         found.append((loss.detach(), slots.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

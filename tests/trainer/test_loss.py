@@ -34,7 +34,7 @@ def loss_and_gradient(chunk_rows: int, *, fused: bool, alpha: float | None = Non
     """Loss, weight and gradient by the slots."""
     slots, blocks = case(gamma=3.0 if alpha is None else math.inf)
     slots = slots.to(dtype).requires_grad_()
-    loss, weight = block_loss(
+    loss, weight, _ = block_loss(
         slots, blocks, HEAD_VH.to(dtype), weight_sum=5.0, chunk_rows=chunk_rows, head_loss=PLAIN[fused], alpha=alpha
     )
     loss.backward()
@@ -96,6 +96,18 @@ def test_slot_zero_and_unweighted_slots_get_no_gradient(fused: bool, alpha: floa
     reach = gradient.abs().sum(dim=-1).view(2, 3, 4)
     assert (reach[:, :, 0] == 0).all()
     assert torch.equal(reach[:, :, 1:] > 0, blocks.weights_BNk > 0)
+
+
+@both_forms
+@both_weights
+def test_of_each_slot_it_says_what_the_right_tokens_were_given_and_how_many_there_were(fused: bool, alpha: float | None
+                                                                                       ) -> None:  # fmt: skip
+    slots, blocks = case()
+    p_BNkV = (slots.unflatten(1, (3, 4))[:, :, 1:] @ HEAD_VH.T).softmax(dim=-1)
+    right_BNk = p_BNkV.gather(3, blocks.labels_BNk[..., None]).squeeze(3) * (blocks.weights_BNk > 0)
+    *_, sums = block_loss(slots, blocks, HEAD_VH, weight_sum=5.0, chunk_rows=7, head_loss=PLAIN[fused], alpha=alpha)
+    assert torch.allclose(sums[0], right_BNk.sum((0, 1)), rtol=1e-4)
+    assert sums[1].tolist() == [5.0, 5.0, 4.0], "one block is padding, and one ends with its row"
 
 
 # --- D-PACE ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def reporter(tmp_path: Path) -> Any:
 
 A_STEP = RunStep(
     step=12, steps=20, loss=5.12, tok_s=310.44, positions_s=99.5, recent_tok_s=300.0, mfu=0.412, lr=6e-4, epoch=1,
-    tokens=4096, grad_norm=1.234, queued=2, queue_size=4, step_s=0.5, compiles=7, memory_peak_bytes={"cuda:0": 1 << 30},
+    tokens=4096, grad_norm=1.234, slot_p=[0.5, None], queued=2, queue_size=4, step_s=0.5, compiles=7,
+    memory_peak_bytes={"cuda:0": 1 << 30},
     workers=[
         WorkerStep(name="loader-0", busy=0.2, wait_room=0.8),
         WorkerStep(name="target-0", tok_s=400.04, busy=0.9, wait_input=0.1),
@@ -77,7 +78,7 @@ def test_metrics_and_events_carry_source_attempt_and_nonce(reporter: Reporter, t
         "time": 0, **stamp, "step": 12, "loss": 5.12, "tok_s": 310.44, "positions_s": 99.5, "recent_tok_s": 300.0,
         "mfu": 0.412, "lr": 6e-4, "grad_norm": 1.234, "worker": None, "epoch": 1, "tokens": 4096, "queued": 2,
         "queue_size": 4, "compiles": 7, "memory_peak_bytes": {"cuda:0": 1 << 30}, "bottleneck": "target",
-        "skipped": 0,
+        "skipped": 0, "slot_p_1": 0.5, "slot_p_2": None,
     }  # fmt: skip
     assert worker["worker"] == "drafter-0" and worker["grad_norm"] is None
     assert worker["mfu"] == 0.3 and worker["wait_peers"] == 0.25

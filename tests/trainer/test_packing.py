@@ -198,7 +198,7 @@ def a_packed_row() -> tuple[Tensor, Tensor, Tensor, Blocks]:
 
 
 def loss_and_gradients(drafter: Drafter, features: Tensor, blocks: Blocks) -> tuple[Tensor, list[Tensor]]:
-    loss, _ = block_loss(
+    loss, *_ = block_loss(
         drafter(features, blocks, ENDS, plain(DenseAttention())), blocks, TABLE_VH, weight_sum=7.0, chunk_rows=1000
     )
     return loss.detach(), list(torch.autograd.grad(loss, list(drafter.parameters())))

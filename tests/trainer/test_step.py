@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,6 +48,37 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[MicroBatch]]:
     return seen
 
 
+def slots(directory: Path) -> list[list[float]]:
+    rows = [record for record in records(directory, "metrics.jsonl") if record["worker"] is None]
+    return [[value for key, value in row.items() if key.startswith("slot_p_")] for row in rows]
+
+
+@pytest.mark.parametrize("change", [{}, {"sync": "params"}, {"loss": PACE}], ids=["grads", "params", "d-pace"])
+def test_a_step_says_how_probable_the_right_token_was_in_each_slot_over_all_replicas(
+    train: Train, settings: dict[str, Any], tmp_path: Path, batches: dict[int, list[MicroBatch]], change: dict[str, Any]
+) -> None:
+    settings["devices"]["drafter"] = ["cpu"] * 3
+    begun: list[Drafter] = []
+
+    def note(training: Any) -> None:
+        begun.append(Drafter(training.members[0].drafter.shape))
+        begun[0].load_state_dict(training.members[0].drafter.state_dict())
+
+    training = train({**settings, **change, "batch_size": 6, "steps": 2}, before=note)
+    right: dict[int, list[float]] = {}
+    for batch in batches[1]:
+        blocks, ends = batch.blocks, training.members[0].ends
+        drafted_BTH = begun[0](batch.features_BSF, blocks, ends, plain(DenseAttention()))
+        p_BNKV = F.linear(drafted_BTH, ends.head_VH).softmax(dim=-1).unflatten(1, (-1, blocks.block_size))
+        for row, block, slot in (blocks.weights_BNk > 0).nonzero().tolist():
+            label = blocks.labels_BNk[row, block, slot]
+            right.setdefault(slot, []).append(p_BNKV[row, block, slot + 1, label].item())
+    expected = [sum(right[slot]) / len(right[slot]) for slot in sorted(right)]
+    first, second = slots(tmp_path / "out")
+    assert first == pytest.approx(expected, rel=1e-4) and len(first) == training.config.drafter.block_size - 1
+    assert second != first
+
+
 @pytest.mark.parametrize("clip_norm", [1.0, 1e-3])
 def test_a_step_with_pace_weights_is_that_of_the_weighted_mean_over_all_replicas(
     train: Train, settings: dict[str, Any], tmp_path: Path, batches: dict[int, list[MicroBatch]], clip_norm: float
@@ -77,7 +109,7 @@ def test_a_step_with_pace_weights_is_that_of_the_weighted_mean_over_all_replicas
             ) for batch in batches[step]
         ]  # fmt: skip
         assert len(found) == 3
-        loss = sum(one for one, _ in found) / sum(weight for _, weight in found)
+        loss = sum(one for one, *_ in found) / sum(weight for _, weight, _ in found)
         optimizer.zero_grad()
         loss.backward()
         expected_norm.append(torch.nn.utils.clip_grad_norm_(drafter.parameters(), clip_norm).item())
@@ -137,6 +169,8 @@ def test_a_lost_drafters_share_counts_by_its_pace_weights_too(train: Train, sett
     assert training.lost == ["drafter-1"]
     assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
     assert norms(tmp_path / "out") == pytest.approx(norms(tmp_path / "whole"), rel=1e-3)
+    for found, whole in zip(slots(tmp_path / "out"), slots(tmp_path / "whole"), strict=True):
+        assert found == pytest.approx(whole, rel=1e-3)
 
 
 def test_replicas_that_step_on_their_own_divide_by_their_own_pace_weights(

@@ -77,6 +77,7 @@ def test_a_run_writes_event_files_by_default_with_the_figures_of_its_records(
     of_tags = {
         "train/loss": "loss", "train/lr": "lr", "train/grad_norm": "grad_norm", "train/tokens": "tokens",
         "speed/tok_s": "tok_s", "speed/positions_s": "positions_s", "speed/mfu": "mfu",
+        "slot_p/1": "slot_p_1", "slot_p/3": "slot_p_3",
     }  # fmt: skip
     for tag, key in of_tags.items():
         assert scalars(tmp_path / "run", tag) == {one["step"]: pytest.approx(one[key]) for one in run}

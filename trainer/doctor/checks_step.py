@@ -237,7 +237,7 @@ def _as_written(patient: Patient, member: Replica, batch: MicroBatch) -> dict[st
             part = slice(row, row + 1)
             blocks = batch.blocks.rows(part)
             slots_BTH = drafter(batch.features_BSF[part].float(), blocks, ends, plain(DenseAttention()))
-            loss, _ = block_loss(
+            loss, *_ = block_loss(
                 slots_BTH, blocks, ends.head_VH, weight_sum=batch.weight_sum, chunk_rows=config.loss.chunk_rows,
                 head_loss=PLAIN[False], alpha=config.loss.pace_alpha,
             )  # fmt: skip

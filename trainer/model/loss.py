@@ -120,9 +120,17 @@ def pace_weights(loss_BNk: Tensor, supervised_BNk: Tensor, *, alpha: float) -> T
     return reached_BNk.flip(2).cumsum(dim=2).flip(2)
 
 
+def slot_sums(loss_BNk: Tensor, supervised_BNk: Tensor) -> Tensor:
+    """By slot 1..K-1 [2, K-1]: the sum of what the drafter gave the right tokens, exp(-CE), and of how many tokens."""
+    right_BNk = torch.where(supervised_BNk, torch.exp(-loss_BNk.detach()), 0.0)
+    return torch.stack([right_BNk.sum((0, 1)), supervised_BNk.sum((0, 1)).to(right_BNk.dtype)])
+
+
 def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum: float | Tensor, chunk_rows: int,
-               head_loss: HeadLoss = PLAIN[True], alpha: float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """sum(weight * cross entropy) / `weight_sum` over slots 1..K-1 of all blocks, and sum(weight) / `weight_sum`.
+               head_loss: HeadLoss = PLAIN[True], alpha: float | None = None
+               ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """sum(weight * cross entropy) / `weight_sum` over slots 1..K-1 of all blocks, sum(weight) / `weight_sum`, and
+    `slot_sums`.
 
     Weights are the blocks' own, by which `weight_sum` is known before anything is computed; or, with `alpha`, D-PACE's,
     whose sum is only known afterwards: then what a step came to has to be divided by the sum of the second result over
@@ -132,6 +140,8 @@ def block_loss(slots_BTH: Tensor, blocks: Blocks, head_VH: Tensor, *, weight_sum
     hidden_RH = slots_BTH.unflatten(1, (count, -1))[:, :, 1:].flatten(0, 2)
     loss_R = head_loss(hidden_RH, head_VH, blocks.labels_BNk.flatten(), chunk_rows=chunk_rows)
     loss_BNk, weights_BNk = loss_R.view_as(blocks.weights_BNk), blocks.weights_BNk
+    supervised_BNk = weights_BNk > 0
     if alpha is not None:
-        weights_BNk = pace_weights(loss_BNk, weights_BNk > 0, alpha=alpha)
-    return (loss_BNk * weights_BNk).sum() / weight_sum, weights_BNk.sum() / weight_sum
+        weights_BNk = pace_weights(loss_BNk, supervised_BNk, alpha=alpha)
+    loss, weight = (loss_BNk * weights_BNk).sum() / weight_sum, weights_BNk.sum() / weight_sum
+    return loss, weight, slot_sums(loss_BNk, supervised_BNk)

@@ -134,7 +134,7 @@ def _forward_backward(drafter: Drafter, flat: FlatWeights, features_BSF: Tensor,
                       kernels: Kernels, config: Config) -> None:  # fmt: skip
     """As `Replica._forward_backward`."""
     slots_BTH = drafter(features_BSF, blocks, ends, kernels)
-    loss, _ = block_loss(
+    loss, *_ = block_loss(
         slots_BTH, blocks, ends.head_VH, weight_sum=1.0, chunk_rows=config.loss.chunk_rows,
         head_loss=kernels.head_loss, alpha=config.loss.pace_alpha,
     )  # fmt: skip

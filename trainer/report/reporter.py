@@ -61,6 +61,8 @@ class RunStep:
     mfu: float | None = None
     lr: float
     grad_norm: float
+    slot_p: list[float | None] = field(default_factory=list)
+    """See `Step.slot_probabilities`."""
     epoch: int = 0
     tokens: int = 0
     """That this process has trained on so far."""
@@ -98,8 +100,11 @@ class RunStep:
             "mfu": self.mfu, "lr": self.lr, "grad_norm": self.grad_norm, "worker": None, "epoch": self.epoch,
             "tokens": self.tokens, "queued": self.queued, "queue_size": self.queue_size, "compiles": self.compiles,
             "memory_peak_bytes": self.memory_peak_bytes, "bottleneck": self.bottleneck,
-            "skipped": self.skipped, **({"lost": self.lost} if self.lost else {}),
+            "skipped": self.skipped, **self._by_slot("slot_p_"), **({"lost": self.lost} if self.lost else {}),
         }  # fmt: skip
+
+    def _by_slot(self, name: str) -> dict[str, float | None]:
+        return {f"{name}{slot}": probability for slot, probability in enumerate(self.slot_p, start=1)}
 
     def scalars(self) -> dict[str, float]:
         """For trackers, by their usual names; what is not known is not there."""
@@ -109,6 +114,7 @@ class RunStep:
             "speed/positions_s": self.positions_s, "speed/mfu": self.mfu,
             "speed/queue": self.queued / max(self.queue_size, 1), "speed/compiles": self.compiles,
             "train/skipped": self.skipped,
+            **self._by_slot("slot_p/"),
             **{f"memory_gib/{name.replace(':', '')}": size / GIB for name, size in self.memory_peak_bytes.items()},
             **{f"{share}/{worker.name}": getattr(worker, share) for worker in self.workers for share in SHARES},
             **{f"loss/{worker.name}": worker.loss for worker in self.workers},

@@ -78,6 +78,7 @@ class Tally:
             mfu=self.peaks.all and whole.flop / self.peaks.all,
             lr=step.lr,
             grad_norm=step.norm,
+            slot_p=step.slot_probabilities,
             epoch=step.cursor.epoch,
             tokens=self.tokens,
             queued=self.feed.queued,
