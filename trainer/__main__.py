@@ -2,7 +2,8 @@
 catch signals before anything slow is imported, run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, 2 usage or configuration; 143 or 130
-when a second signal, more than 5 s after the first, ended it at once.
+when a second signal, more than 5 s after the first, ended it at once. Verbs that train nothing: 130 interrupted, 141
+nobody read the output to its end.
 """
 
 from __future__ import annotations
@@ -47,16 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     bench_verb.add_argument("--json", action="store_true", help="print the figures as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
-    if arguments.verb == "schema":
-        return print_schema()
-    if arguments.verb == "plan":
-        return print_plan(arguments.config)
-    if arguments.verb == "bench":
-        return measure(arguments.config, steps=max(1, arguments.steps), as_json=arguments.json)
-    if arguments.verb == "doctor":
-        return examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
-    if arguments.verb == "data":
-        return print_data(arguments)
+    if arguments.verb != "train":
+        return answer(arguments)
 
     stop = StopRequest()
     stop.listen()
@@ -93,6 +86,30 @@ def main(argv: list[str] | None = None) -> int:
         reporter.complain(f"left behind: {', '.join(stuck)}")
         os._exit(ending.code)
     return ending.code
+
+
+def answer(arguments: argparse.Namespace) -> int:
+    """Of the verbs that train nothing: they may be interrupted, and nobody has to read them to their end."""
+    try:
+        if arguments.verb == "schema":
+            code = print_schema()
+        elif arguments.verb == "plan":
+            code = print_plan(arguments.config)
+        elif arguments.verb == "bench":
+            code = measure(arguments.config, steps=max(1, arguments.steps), as_json=arguments.json)
+        elif arguments.verb == "doctor":
+            code = examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
+        else:
+            code = print_data(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except (BrokenPipeError, SystemExit):  # the latter is how rich says it
+        # What is left in the buffer would be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
 
 
 def print_plan(path: str) -> int:

@@ -127,6 +127,8 @@ def load(path: Path) -> Checkpoint:
         files = json.loads((path / MARKER).read_bytes())["files"]
         averaged = [AVERAGES] if AVERAGES in files else []
         expected = {name: dict(files[name]) for name in (WEIGHTS, OPTIMIZER, STATE, *averaged)}
+        if not averaged and (path / AVERAGES).exists():
+            raise CheckpointDamaged(f"{MARKER} does not know {AVERAGES}, which is there")
     except FileNotFoundError:
         raise CheckpointDamaged(f"incomplete, {MARKER} is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -446,4 +446,6 @@ def expand_path(text: str, *, key: str) -> Path:
     expanded = os.path.expandvars(text)
     if left := re.search(r"\$\{?\w+\}?", expanded):
         raise ConfigError(f"{key}: {left.group()} is not set in the environment (in {text!r})")
+    if not expanded or "\0" in expanded:
+        raise ConfigError(f"{key}: {text!r} is no path" + ("" if expanded else ": it is empty"))
     return Path(expanded).expanduser()

@@ -83,7 +83,13 @@ class Saves:
     def find(self, *, must_resume: bool) -> Checkpoint | None:
         """The latest whole checkpoint of this run, if there is one. Raises `ConfigError` if it may not be gone on from.
         What may differ and does is said."""
-        on_disk = checkpoint.steps_on_disk(self.root)
+        try:
+            on_disk = checkpoint.steps_on_disk(self.root)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.root}, where checkpoints go, cannot be looked into: {error.strerror or error}; make room for"
+                " that directory, or choose another output_dir"
+            ) from None
         if self.config.resume == "never" and not must_resume:
             if on_disk:
                 raise ConfigError(

@@ -80,6 +80,13 @@ def test_a_damaged_file_skips_the_checkpoint_by_name_and_says_why(tmp_path: Path
     assert len(said) == 1 and said[0].startswith("checkpoint step-1000 skipped: ") and name in said[0]
 
 
+def test_a_marker_that_does_not_know_the_averages_that_are_there_loses_them_for_nobody(tmp_path: Path) -> None:
+    marker = save(tmp_path, a_checkpoint(7)) / MARKER
+    marker.write_text(marker.read_text().replace(AVERAGES, AVERAGES.replace("a", "b")))
+    step, (said,) = found(tmp_path)
+    assert step is None and said == f"checkpoint step-7 skipped: {MARKER} does not know {AVERAGES}, which is there"
+
+
 def test_a_checkpoint_without_its_marker_or_left_aside_is_skipped_by_name(tmp_path: Path) -> None:
     save(tmp_path, a_checkpoint(5))
     (save(tmp_path, a_checkpoint(6)) / MARKER).unlink()

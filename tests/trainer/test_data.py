@@ -82,6 +82,36 @@ def test_bytes_that_are_not_text_are_a_bad_row_not_a_crash(tokenizer: Any, tmp_p
     assert len(rows) == 1 and rows.dropped.first[0].where == f"{path}:1"
 
 
+DEEP = "[" * 700 + "]" * 700
+BOTTOMLESS = '"' + "[" * 90_000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ("5", "has tool calls that are no list"),
+        ("true", "has tool calls that are no list"),
+        ('[{"name": "f", "arguments": ' + DEEP + "}]", "is nested too deeply"),
+        ('[{"name": "f", "arguments": ' + BOTTOMLESS + "}]", "is nested too deeply"),
+        ('[]}], "tools": ' + BOTTOMLESS, "is nested too deeply"),
+    ],
+)
+def test_tool_calls_of_any_form_are_a_bad_row_not_a_crash(calls: str, said: str, tokenizer: Any, tmp_path: Path
+                                                           ) -> None:  # fmt: skip
+    record = '{"messages": [{"role": "assistant", "content": "yes", "tool_calls": ' + calls + "}"
+    record = record if '"tools"' in calls else f"{record}]}}"
+    path = tmp_path / "talks.jsonl"
+    path.write_text(f"{record}\n{json.dumps(SHAREGPT)}\n", encoding="utf-8")
+    config = DataConfig(kind="conversations", paths=[str(path)], sequence_length=LENGTH)
+    rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
+    assert rows.dropped.bad == {said: 1} and rows.dropped.first[0].where == f"{path}:1"
+
+
+def test_sources_without_any_record_are_told_as_such(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.paths: .*talks\.jsonl: no record is in there"):
+        load(tokenizer, tmp_path, [])
+
+
 def test_nothing_to_train_on_is_a_configuration_error_that_names_the_first_reason(tokenizer: Any, tmp_path: Path
                                                                                    ) -> None:  # fmt: skip
     with pytest.raises(ConfigError, match=r"1 bad; the first: .*talks\.jsonl:1: is not JSON"):

@@ -236,6 +236,16 @@ def test_what_a_user_gets_wrong_is_one_line_and_exit_code_two(start_trainer: Sta
     assert len(err.splitlines()) == 1 and re.match(expected, err)
 
 
+def test_what_stands_where_checkpoints_go_is_told_as_what_it_is(start_trainer: Start, settings: dict[str, Any],
+                                                                 tmp_path: Path) -> None:  # fmt: skip
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "checkpoints").write_text("no directory")
+    code, _, err = start_trainer(write_config(settings, tmp_path / "config.yaml"), run_dir=run_dir).finish()
+    assert code == 2 and "checkpoints, where checkpoints go, cannot be looked into: Not a directory" in err
+    assert "Traceback" not in err
+
+
 def test_without_specctl_the_records_go_to_the_output_directory(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,44 @@ def test_an_array_that_breaks_off_or_is_broken_loses_what_follows_and_says_so(to
         (bad,) = rows.dropped.first
         assert len(rows) == 149
         assert bad.where == f"{path}[149]" and bad.why.startswith("is not JSON, and what follows it is lost")
+
+
+def test_bytes_that_are_no_text_spoil_one_record_of_an_array_or_a_table(tokenizer: Any, tmp_path: Path) -> None:
+    array = written(tmp_path / "a.json", lines([TALKS]).replace(b'"17 and', b'"17 \xff'))
+    texts = [f"text {number} of some length".encode() for number in range(100)]
+    texts[17] += b"\xff"
+    column = pa.StringArray.from_buffers(
+        100, pa.py_buffer(b"".join(len(b"".join(texts[:end])).to_bytes(4, "little") for end in range(101))),
+        pa.py_buffer(b"".join(texts)),
+    )  # fmt: skip
+    pq.write_table(pa.table({"text": column}), tmp_path / "b.parquet")
+    for path, kind, place in ((array, "conversations", "[17]"), (tmp_path / "b.parquet", "text", " row 17")):
+        rows = load(tokenizer, path, kind=kind)
+        assert [bad.where for bad in rows.dropped.first] == [f"{path}{place}"]
+        assert list(rows.dropped.bad) == ["is not UTF-8"] and rows.dropped.records in (100, 150)
+
+
+def test_half_of_a_surrogate_pair_in_a_text_is_a_bad_record(tokenizer: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", b'{"text": "a good text"}\n{"text": "half \\ud83d of one"}\n')
+    rows = load(tokenizer, path, kind="text")
+    assert [bad.where for bad in rows.dropped.first] == [f"{path}:2"] and len(rows) == 1
+
+
+def test_a_pipe_and_a_device_are_refused_and_never_waited_for(settings: dict[str, Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        settings["data"] = {"kind": "text", "paths": [str(path)], "sequence_length": 48}
+        with pytest.raises(ConfigError, match=rf"{path} is no regular file, and data is read more than once"):
+            check_inputs(Config.model_validate(settings))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", r"'' is no path: it is empty"), ("a\0b", "is no path"), ("a" * 5000, "File name too long"),
+])  # fmt: skip
+def test_what_can_be_no_path_is_told_by_its_key(settings: dict[str, Any], text: str, said: str) -> None:
+    settings["data"] = {"kind": "text", "paths": [text], "sequence_length": 48}
+    with pytest.raises(ConfigError, match=rf"^data\.paths\[0\]: .*{said}"):
+        check_inputs(Config.model_validate(settings))
 
 
 @given(st.lists(st.recursive(

@@ -21,7 +21,7 @@ from trainer.config import ConfigError
 from trainer.data import assistant_turns
 from trainer.data.assistant_turns import MARKS, Turns
 from trainer.data.conversations import Conversation, Message, thinking
-from trainer.data.sources import BadRecord
+from trainer.data.sources import HALF_A_PAIR, BadRecord
 
 TODAY = datetime.date(2024, 7, 26)
 """What templates that ask for the date are told: rows must not differ from day to day."""
@@ -115,7 +115,7 @@ class Template:
             ))  # fmt: skip
             text.encode()
         except UnicodeEncodeError:
-            raise BadRecord("holds half of a surrogate pair, which is no text") from None
+            raise BadRecord(HALF_A_PAIR) from None
         except Exception as error:  # a template is a program of the model's: it may refuse in any way it likes
             raise BadRecord("the chat template refuses it", " ".join(str(error).split())) from None
         return text

@@ -38,6 +38,13 @@ class Conversation:
 
 def parse(record: Any) -> Conversation:
     """Raises `BadRecord`, which says what is wrong with it."""
+    try:
+        return _parsed(record)
+    except RecursionError:
+        raise BadRecord("is nested too deeply") from None
+
+
+def _parsed(record: Any) -> Conversation:
     if not isinstance(record, dict):
         raise BadRecord("is not an object")
     key = next((key for key in DIALECTS if record.get(key) is not None), None)
@@ -65,6 +72,8 @@ def _message(turn: Any, place: str, role_key: str, text_key: str, roles: dict[st
     message: Message = {"role": roles[role], "content": _text(turn.get(text_key), f"{place}.{text_key}")}
     message |= {key: turn[key] for key in KEPT if turn.get(key)}
     if "tool_calls" in message:
+        if not isinstance(message["tool_calls"], list):
+            raise BadRecord("has tool calls that are no list", place)
         message["tool_calls"] = [_tool_call(call, place) for call in message["tool_calls"]]
     if message["content"] is None:
         if "tool_calls" not in message:

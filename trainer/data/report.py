@@ -299,7 +299,7 @@ def _tables(said: dict[str, Any]) -> Iterator[RenderableType]:
         bad = _table("bad", "of all", "why", "for example")
         for why, count in sorted(said["bad_by_reason"].items(), key=lambda one: -one[1]):
             examples = [one["where"] for one in said["bad_rows"] if one["why"].startswith(why)][:3]
-            bad.add_row(f"{count:,}", f"{count / said['records']:.1%}", why, Text("\n".join(examples)))
+            bad.add_row(f"{count:,}", f"{count / said['records']:.1%}", Text(why), Text("\n".join(examples)))
         yield bad
 
 

@@ -213,6 +213,8 @@ def rows_of(config: DataConfig, documents: Documents, *, filler: int, seed: int)
         start_G = starts_D[doc_G] + nth_G * length
         length_G = np.minimum(ends_D[doc_G] - start_G, length)
         cut_tokens = int(lengths_D[kept].sum() - length_G.sum())
+    if not documents.records:
+        raise ConfigError(f"data.paths: {', '.join(config.paths)}: no record is in there")
     if not len(doc_G):
         said = f"; the first: {first[0].where}: {first[0].why}" if first else ""
         raise ConfigError(f"data: no row of {config.kind} can be trained on ({sum(bad.values())} bad{said})")

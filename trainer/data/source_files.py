@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,6 +71,8 @@ def problem(path: Path, kind: str) -> str | None:
         files = [(source, file) for source in resolve(path, kind) for file in source.files]
     except SourceError as error:
         return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
     return next((said for source, file in files if (said := _file_problem(source, file))), None)
 
 
@@ -119,6 +122,9 @@ def _hidden(path: Path) -> bool:
 
 def _file_problem(source: Source, file: Path) -> str | None:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            # Opening a pipe that nobody writes to waits for ever.
+            return f"{file} is no regular file, and data is read more than once: write it into a file"
         with file.open("rb") as content:
             head = content.read(len(LFS))
             if head == LFS:

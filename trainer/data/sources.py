@@ -13,6 +13,7 @@ import functools
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ PIECE_CHARACTERS = 1 << 20
 ROWS_AT_ONCE = 64
 READ_BYTES = 1 << 20
 COLUMNS = ("messages", "conversations", "tools")
+HALF_A_PAIR = "holds half of a surrogate pair, which is no text"
 _BOM = codecs.BOM_UTF8
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class BadRecord(Exception):
@@ -74,6 +77,8 @@ def _texts(records: Iterator[tuple[int, Any]], text_field: str | None) -> Iterat
             yield at, BadRecord("is not an object")
         elif not isinstance(record.get(text_field), str):
             yield at, BadRecord(f"has no text under {text_field!r} (data.text_field)")
+        elif not record[text_field].isascii() and _HALF.search(record[text_field]):
+            yield at, BadRecord(HALF_A_PAIR)
         else:
             yield at, pieces([record[text_field]])
 
@@ -128,7 +133,7 @@ def _parsed(line: bytes) -> Any:
 def _items(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     """Of one JSON array, which is read as it comes: item i is at -1-i."""
     decoder, text, index = json.JSONDecoder(), "", 0
-    incoming = codecs.iterdecode(iter(lambda: file.read(READ_BYTES), b""), "utf-8-sig")
+    incoming = codecs.iterdecode(iter(lambda: file.read(READ_BYTES), b""), "utf-8-sig", errors="surrogateescape")
     begun = False
     while True:
         text = text.lstrip().removeprefix("," if begun and index else "").lstrip()
@@ -146,7 +151,8 @@ def _items(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
         else:
             said = "ends too soon"
         if complete:
-            yield -1 - index, item
+            # What no decoder could read stands there as half of a pair, which UTF-8 itself cannot hold.
+            yield -1 - index, BadRecord("is not UTF-8") if _HALF.search(text, 0, end) else item
             text, index = text[end:], index + 1
             continue
         # As much again as there is, so that a long item is not parsed anew with every read.
@@ -222,11 +228,20 @@ def _rows(source: Source, *, columns: list[str]) -> Iterator[tuple[int, Any]]:
     for file in source.files:
         try:
             for batch in _parquet(file, columns) if source.format == "parquet" else _arrow(file, columns):
-                for row in batch.to_pylist():
+                for row in _plain_rows(batch):
                     yield at, row
                     at += 1
         except pyarrow.ArrowException as error:
             raise ConfigError(f"data.paths: {file}: {' '.join(str(error).split())}") from None
+
+
+def _plain_rows(batch: Any) -> list[Any]:
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if len(batch) == 1:
+            return [BadRecord("is not UTF-8", str(error))]
+        return [row for place in range(len(batch)) for row in _plain_rows(batch.slice(place, 1))]
 
 
 def _parquet(file: Path, columns: list[str]) -> Iterator[Any]:

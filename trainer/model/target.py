@@ -165,7 +165,7 @@ def load_tokenizer(path: Path) -> Any:
     logging.set_verbosity_error()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # whatever it makes of files that are not what it expects
         raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
     if not tokenizer.is_fast:
         raise ConfigError(f"target.path: {path} has no fast tokenizer (tokenizer.json)")
