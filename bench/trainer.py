@@ -35,11 +35,12 @@ from trainer.config import Config
 from trainer.data.order import Cursor
 from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
+from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import generator_for, lay_out, pick_anchors
 from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.flops import TargetCost, drafter_flop
 from trainer.model.target import Target
-from trainer.plan.flops import TargetCost, drafter_flop
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.replicas import Replicas
 from trainer.report.throughput import Amount
 

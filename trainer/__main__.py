@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.report import tracking
@@ -150,8 +149,7 @@ def measure(path: str, *, steps: int, as_json: bool) -> int:
 
         from trainer import bench
 
-        directory = os.environ.get("SPECCTL_RUN_DIR") or expand_path(config.output_dir, key="output_dir")
-        found = bench.bench(config, Path(directory), stop, steps=steps)
+        found = bench.bench(config, stop, steps=steps)
     except ConfigError as error:
         complain(str(error))
         return 2

@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-from trainer import compile_plan, inputs
+from trainer import compile_plan, inputs, kept
 from trainer.config import Config, TrackingConfig, expand_path
 from trainer.plan import forecast
 from trainer.report.console import complain
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import GIB, SHARES, Reporter, RunStep
 from trainer.report.tally import memory_peak_bytes
-from trainer.setup import kept_folder, token_cache
 from trainer.stopping import StopRequest
 from trainer.train import Training, prepare
 
@@ -69,12 +68,12 @@ class BenchConsole:
         pass
 
 
-def bench(config: Config, run_directory: Path, stop: StopRequest, *, steps: int) -> dict[str, Any] | None:
+def bench(config: Config, stop: StopRequest, *, steps: int) -> dict[str, Any] | None:
     """What came of `steps` steps after the warm-up; None if a worker has failed, which has been said. Raises
-    `ConfigError` as `train` does. `run_directory` is where `train` would write, by which caches are found."""
+    `ConfigError` as `train` does."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as folder:
         stop.on_exit = lambda _stopped, _code: shutil.rmtree(folder, ignore_errors=True)
-        config = _cut_short(config, run_directory, Path(folder), steps=WARM_UP_STEPS + steps)
+        config = _cut_short(config, Path(folder), steps=WARM_UP_STEPS + steps)
         console = BenchConsole()
         reporter = Reporter(RunIdentity(directory=Path(folder), run_id="bench"), console=console)
         reporter.open()
@@ -104,11 +103,11 @@ def bench(config: Config, run_directory: Path, stop: StopRequest, *, steps: int)
         }
 
 
-def _cut_short(config: Config, run_directory: Path, folder: Path, *, steps: int) -> Config:
+def _cut_short(config: Config, folder: Path, *, steps: int) -> Config:
+    directory = kept.run_directory(config, os.environ)
     caches = {
-        "compile_cache": config.compile_cache or os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        or str(kept_folder(run_directory, "compile-cache", os.environ)),
-        "data": config.data.model_copy(update={"cache": str(token_cache(config.data, run_directory, os.environ))}),
+        "compile_cache": kept.compile_cache(config, directory, os.environ),
+        "data": config.data.model_copy(update={"cache": str(kept.token_cache(config.data, directory, os.environ))}),
     }  # fmt: skip
     return config.model_copy(update={
         **caches, "steps": steps, "output_dir": str(folder), "checkpoint_every": steps, "log_every": 1,

@@ -179,6 +179,8 @@ def settle_thread(device: torch.device, *, cpu_threads: int, compiles: bool) -> 
     torch.set_num_threads(cpu_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if (current := torch.cuda.current_device()) != (device.index or 0):
+            raise RuntimeError(f"this thread is to work on {device} and is on cuda:{current}")
     if not compiles:
         return
     import torch._dynamo.config as dynamo

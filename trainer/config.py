@@ -276,8 +276,7 @@ class WatchdogConfig(Model):
 
 class WandbConfig(Model):
     project: Str
-    """The W&B project that the run belongs to."""
-    """Where the run is shown; made if there is none."""
+    """The W&B project that the run belongs to; made if there is none."""
     entity: Str | None = None
     """A team; left out, the one that the key belongs to."""
     mode: Literal["online", "offline"] = "online"

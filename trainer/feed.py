@@ -20,11 +20,12 @@ from trainer.clock import Span, mark
 from trainer.config import Config
 from trainer.data.order import Cursor
 from trainer.data.rows import Rows
+from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
+from trainer.model.flops import TargetCost, drafter_flop_of
 from trainer.model.target import Target
 from trainer.pipeline import Channel, Worker
-from trainer.plan.flops import TargetCost, drafter_flop_of
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.report.throughput import Amount, Throughput
 
 

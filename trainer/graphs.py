@@ -12,15 +12,11 @@ it works on is copied into its own inputs first, and whoever owns the graph alon
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from trainer.config import ConfigError
-from trainer.report.reporter import Reporter
 
 Inputs = Mapping[str, Tensor]
 
@@ -58,21 +54,3 @@ class Graphs:
             torch._foreach_copy_(list(own.values()), [inputs[name] for name in own])
         graph.replay()
         return made
-
-
-def record_or_say(name: str, record: Callable[[], None], *, reporter: Reporter, wanted: str) -> None:
-    """Let worker `name` record what its device does; where torch cannot, the run goes on kernel by kernel, and says so,
-    or ends with a `ConfigError` if graphs are `wanted` "on"."""
-    started = time.monotonic()
-    try:
-        record()
-        torch.cuda.synchronize()
-    except (RuntimeError, torch.AcceleratorError) as error:
-        why = (str(error).strip() or repr(error)).splitlines()[0]
-        if wanted == "on":
-            torch_, hint = f"torch {torch.__version__}", "cuda_graphs: auto would train without"
-            raise ConfigError(f"cuda_graphs: {torch_} cannot record the work of {name}: {why}; {hint}") from error
-        reporter.say(f"phase=compile_warmup graphs={name} none: every kernel is launched by itself, much slower: {why}")
-        reporter.event("no_graphs", worker=name, why=why)
-    else:
-        reporter.say(f"phase=compile_warmup graphs={name} seconds={time.monotonic() - started:.1f}")

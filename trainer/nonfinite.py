@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from trainer.config import Config
 from trainer.data.rows import Rows
 from trainer.kernels import Kernels, RunLayer
-from trainer.replica import MicroBatch, Replica
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 from trainer.report.reporter import Reporter
 from trainer.steps import Share, Step
 

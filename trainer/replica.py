@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,102 +20,15 @@ from trainer.clock import Span, Timer, mark
 from trainer.config import Config
 from trainer.data.order import Cursor
 from trainer.graphs import Graphs
-from trainer.kernels import Kernels, KernelSets, Shape
+from trainer.kernels import Kernels, KernelSets
+from trainer.micro_batch import MicroBatch, shape_of
 from trainer.model.blocks import Blocks, bring
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.replicas import Part, Replicas, event_here, weight_hash
 from trainer.report.throughput import Amount
-
-
-def shape_of(features_BSF: Tensor, blocks: Blocks) -> Shape:
-    """Of a micro-batch; by it its kernels are chosen, and its graph."""
-    rows, length, _ = features_BSF.shape
-    return rows, length, blocks.anchors_BN.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """One replica's share of one step, on its device."""
-
-    step: int
-    rows: list[int]
-    """Indices of the data's rows, so that a bad one can be named."""
-    features_BSF: Tensor
-    blocks: Blocks
-    weight_sum: float
-    """Over the whole step, not only this share."""
-    amount: Amount
-    cursor: Cursor
-    """Where the data goes on after this step."""
-    made: Span | None = None
-    """While its features were computed, and by which target thread."""
-    made_by: int = 0
-    ready: Any = None
-    """CUDA event after which the tensors may be read."""
-
-    @property
-    def shape(self) -> Shape:
-        return shape_of(self.features_BSF, self.blocks)
-
-    def inputs(self) -> dict[str, Tensor]:
-        return {"features_BSF": self.features_BSF, **self.blocks.named()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """What a step came to on one replica, on its way to the host."""
-
-    values_5: Tensor
-    """float64: loss, own gradient norm, gradient norm of all together, weight, and whether the step changed nothing."""
-    slots_2k: Tensor
-    """float64: see `loss.slot_sums`; of this replica's own micro-batches."""
-    hash: Tensor | None
-    done: Any
-    """CUDA event after which they are there."""
-    stalls: list[Span] = field(default_factory=list)
-    """While the device had nothing to do because a micro-batch was not ready."""
-
-    @property
-    def arrived(self) -> bool:
-        return self.done is None or bool(self.done.query())
-
-    def wait(self) -> None:
-        if self.done is not None:
-            self.done.synchronize()
-
-    @property
-    def stalled_s(self) -> float:
-        return sum(stall.seconds() for stall in self.stalls)
-
-    @property
-    def loss(self) -> float:
-        """This replica's part of the whole step's, once that has been divided by the whole step's `weight`."""
-        return float(self.values_5[0])
-
-    @property
-    def own_norm(self) -> float:
-        return float(self.values_5[1])
-
-    @property
-    def norm(self) -> float:
-        return float(self.values_5[2])
-
-    @property
-    def weight(self) -> float:
-        """This replica's part of the step's: all together 1 where weights are known beforehand."""
-        return float(self.values_5[3])
-
-    @property
-    def own_mean(self) -> float:
-        """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
-        return self.loss / max(self.weight, 1e-12)
-
-    @property
-    def refused(self) -> bool:
-        """Something was not finite, here or at another replica: weights and optimizer are as before the step."""
-        return bool(self.values_5[4])
+from trainer.steps import Figures
 
 
 class Replica:

@@ -5,12 +5,12 @@ Called by `train.train`, on the main thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
+from collections.abc import MutableMapping, Sequence
 
 import torch
 
-from trainer.config import Config, ConfigError, DataConfig, expand_path
+from trainer import kept
+from trainer.config import Config, ConfigError, DataConfig
 from trainer.data.rows import Rows, check_bad
 from trainer.kernels import kernels_for
 from trainer.model import liger
@@ -41,27 +41,8 @@ def on_this_machine(config: Config, reporter: Reporter) -> Config:
 
 def keep_compiled_code(config: Config, reporter: Reporter, environ: MutableMapping[str, str]) -> None:
     """Where it outlives the run: torch asks the environment for it whenever it compiles."""
-    folder = environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    if config.compile_cache is not None:
-        folder = str(expand_path(config.compile_cache, key="compile_cache").absolute())
-    elif not folder:
-        folder = str(kept_folder(reporter.identity.directory, "compile-cache", environ))
-    environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    folder = environ["TORCHINDUCTOR_CACHE_DIR"] = kept.compile_cache(config, reporter.identity.directory, environ)
     reporter.say(f"compiled code is kept in {folder}")
-
-
-def kept_folder(directory: Path, name: str, environ: Mapping[str, str]) -> Path:
-    """Of what outlives the run with this directory: with specctl that is WORKDIR/runs/RUN_ID, and what is kept is kept
-    in WORKDIR, which is of this machine alone."""
-    directory = directory.absolute()
-    return (directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent) / name
-
-
-def token_cache(config: DataConfig, directory: Path, environ: Mapping[str, str]) -> Path:
-    """The folder of tokenised data, of a run with this directory."""
-    if config.cache is not None:
-        return expand_path(config.cache, key="data.cache").absolute()
-    return kept_folder(directory, "token-cache", environ)
 
 
 def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape) -> dict[int, Replica]:

@@ -1,4 +1,4 @@
-"""What a step came to: the replicas' shares of it, and the figures of all together.
+"""What a step came to: each replica's figures and share of it, and the figures of all together.
 
 Replica 0 makes a `Step` of what all replicas have begun, and asks it once the figures have reached the host.
 """
@@ -6,12 +6,70 @@ Replica 0 makes a `Step` of what all replicas have begun, and asks it once the f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from trainer.clock import Span
 from trainer.data.order import Cursor
-from trainer.replica import Figures, MicroBatch
+from trainer.micro_batch import MicroBatch
 from trainer.report.throughput import Amount, total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What a step came to on one replica, on its way to the host."""
+
+    values_5: Tensor
+    """float64: loss, own gradient norm, gradient norm of all together, weight, and whether the step changed nothing."""
+    slots_2k: Tensor
+    """float64: see `loss.slot_sums`; of this replica's own micro-batches."""
+    hash: Tensor | None
+    done: Any
+    """CUDA event after which they are there."""
+    stalls: list[Span] = field(default_factory=list)
+    """While the device had nothing to do because a micro-batch was not ready."""
+
+    @property
+    def arrived(self) -> bool:
+        return self.done is None or bool(self.done.query())
+
+    def wait(self) -> None:
+        if self.done is not None:
+            self.done.synchronize()
+
+    @property
+    def stalled_s(self) -> float:
+        return sum(stall.seconds() for stall in self.stalls)
+
+    @property
+    def loss(self) -> float:
+        """This replica's part of the whole step's, once that has been divided by the whole step's `weight`."""
+        return float(self.values_5[0])
+
+    @property
+    def own_norm(self) -> float:
+        return float(self.values_5[1])
+
+    @property
+    def norm(self) -> float:
+        return float(self.values_5[2])
+
+    @property
+    def weight(self) -> float:
+        """This replica's part of the step's: all together 1 where weights are known beforehand."""
+        return float(self.values_5[3])
+
+    @property
+    def own_mean(self) -> float:
+        """The mean loss of its own slots. One whose blocks all were padding contributed nothing: 0, not 0/0."""
+        return self.loss / max(self.weight, 1e-12)
+
+    @property
+    def refused(self) -> bool:
+        """Something was not finite, here or at another replica: weights and optimizer are as before the step."""
+        return bool(self.values_5[4])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

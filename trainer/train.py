@@ -18,25 +18,26 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer import compile_plan, regroup
+from trainer import compile_plan, kept, regroup
 from trainer.checkpoint import Checkpoint
 from trainer.clock import Timer
 from trainer.config import Config, expand_path
 from trainer.data.order import Cursor
 from trainer.data.rows import Rows, load_rows
 from trainer.feed import Feed
+from trainer.micro_batch import MicroBatch
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.nonfinite import Refusals, first_trouble
 from trainer.pipeline import Aborted, Crew, Worker
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
 from trainer.report.reporter import Reporter
 from trainer.report.stages import Stages
 from trainer.report.tally import Tally
 from trainer.saves import Rhythm, Saves, what_must_stay
 from trainer.schedule import learning_rate
-from trainer.setup import make_replicas, on_this_machine, report_data, token_cache
+from trainer.setup import make_replicas, on_this_machine, report_data
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
 from trainer.warmup import Warmup, settle
@@ -80,7 +81,7 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     rows = load_rows(
         config.data, load_tokenizer(expand_path(config.target.path, key="target.path")),
         mask_token_id=config.drafter.mask_token_id, seed=config.seed,
-        cache=token_cache(config.data, reporter.identity.directory, os.environ), say=reporter.say,
+        cache=kept.token_cache(config.data, reporter.identity.directory, os.environ), say=reporter.say,
     )  # fmt: skip
     report_data(config.data, rows, reporter)
     reporter.phase("load_target")

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 
 import torch
 from torch import Tensor
 
-from trainer import compile_plan, graphs
-from trainer.config import Config
+from trainer import compile_plan
+from trainer.config import Config, ConfigError
 from trainer.data.order import Cursor
 from trainer.data.rows import Rows
 from trainer.feed import step_blocks, target_inputs
+from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import Blocks
 from trainer.model.target import Target
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.report.reporter import Reporter
 from trainer.report.throughput import Amount
 from trainer.setup import keep_compiled_code
@@ -85,7 +87,7 @@ class Warmup:
                 )
 
     def _record(self, name: str, record: Callable[[], None]) -> None:
-        graphs.record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
+        record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
 
     def _rows(self, length: int) -> tuple[Sequence[Tensor], Blocks]:
         """What the target is given for a micro-batch of rows of this length, and its blocks."""
@@ -102,3 +104,21 @@ class Warmup:
                 step=0, rows=[], features_BSF=target.features(*inputs), blocks=blocks, weight_sum=1.0, amount=Amount(),
                 cursor=Cursor(),
             )  # fmt: skip
+
+
+def record_or_say(name: str, record: Callable[[], None], *, reporter: Reporter, wanted: str) -> None:
+    """Let worker `name` record what its device does; where torch cannot, the run goes on kernel by kernel, and says so,
+    or ends with a `ConfigError` if graphs are `wanted` "on"."""
+    started = time.monotonic()
+    try:
+        record()
+        torch.cuda.synchronize()
+    except (RuntimeError, torch.AcceleratorError) as error:
+        why = (str(error).strip() or repr(error)).splitlines()[0]
+        if wanted == "on":
+            torch_, hint = f"torch {torch.__version__}", "cuda_graphs: auto would train without"
+            raise ConfigError(f"cuda_graphs: {torch_} cannot record the work of {name}: {why}; {hint}") from error
+        reporter.say(f"phase=compile_warmup graphs={name} none: every kernel is launched by itself, much slower: {why}")
+        reporter.event("no_graphs", worker=name, why=why)
+    else:
+        reporter.say(f"phase=compile_warmup graphs={name} seconds={time.monotonic() - started:.1f}")

@@ -1,7 +1,9 @@
 """Group E of public bug reports, on the trainer's side: a worker that fails, a full disk, half a checkpoint, a stop.
 
-A loss that is not finite (E9) has tests/trainer/test_nonfinite.py, compiling in two threads (E1) test_compile_race.py;
-what specctl makes of it all is in test_c_e_f_verdicts.py.
+Elsewhere, in tests/trainer: compiling in two threads (E1) in test_compile_race.py; a backward that fails after a good
+forward (E4) in test_doctor.py, and at the real width (E5) in tests/gpu/test_doctor.py; a step that does not come (E8)
+in test_pipeline.py; a loss that is not finite (E9) in test_nonfinite.py; tok/s (E10) in test_throughput.py; signals
+(E13) in test_process.py. What specctl makes of it all is in test_c_e_f_verdicts.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 from tests.trainer.conftest import settings, start_trainer, tiny_target, train
 from tests.trainer.support import REPOSITORY, TrainerProcess, events, losses, write_config
-from trainer import checkpoint, feed, optim, replica, replicas
+from trainer import checkpoint, compile_plan, feed, optim, replica, replicas
 from trainer.checkpoint import MARKER, Checkpoint, CheckpointDamaged, steps_on_disk
 from trainer.model import target
 from trainer.report import reporter
@@ -30,6 +32,27 @@ from trainer.report import reporter
 __all__ = ["settings", "start_trainer", "tiny_target", "train"]
 
 Train = Callable[..., Any]
+
+# --- E3: a thread on another device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worker", ["target-0", "drafter-1"])
+def test_e3_a_worker_whose_thread_is_on_another_device_ends_the_run_by_name_before_it_works(
+    train: Train, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str
+) -> None:
+    settle = compile_plan.settle_thread
+
+    def settled(device: torch.device, **options: Any) -> None:
+        settle(torch.device("cuda:1") if threading.current_thread().name == worker else device, **options)
+
+    monkeypatch.setattr(compile_plan, "settle_thread", settled)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    training = train(settings, expect=1)
+    (event,) = events(tmp_path / "out", "exception")
+    assert event["worker"] == worker and training.steps_done == 0
+    assert event["message"] == "this thread is to work on cuda:1 and is on cuda:0"
+
 
 # --- E6: a worker fails, and the main thread goes on ------------------------------------------------------------------
 

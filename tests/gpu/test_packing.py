@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.trainer.support import documents, losses
-from trainer.replica import MicroBatch, Replica
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import torch
 from tests.trainer.support import TrainerProcess, documents, events, losses, poll, records, write_config
 from trainer.compile_plan import watch
 from trainer.config import ConfigError
-from trainer.replica import MicroBatch, Replica
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 
 Settings = dict[str, Any]
 CHANGE_A_SHAPE = """

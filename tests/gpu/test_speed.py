@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.support import write_config
 from trainer.__main__ import main
-from trainer.plan.flops import peak_flop_s
+from trainer.model.flops import peak_flop_s
 
 
 def test_a_bench_on_a_gpu_measures_stages_on_the_device_and_compiles_nothing_late(

@@ -84,6 +84,24 @@ def test_trainer_and_orchestrator_never_import_each_other(path: Path) -> None:
         assert not uses(path, other)
 
 
+ROOMS = {
+    "data": ("report", "plan", "doctor", "train", "replica"),
+    "model": ("data", "report", "plan", "doctor", "train", "replica"),
+    "report": ("data", "plan", "doctor", "train"),
+    "plan": ("report", "doctor", "train", "replica"),
+    "doctor": ("train",),
+}
+"""The rooms of the trainer, and what lies beyond each."""
+BEFORE_A_RUN = ("__main__.py", "bench.py")
+
+
+@pytest.mark.parametrize("path", sources("trainer"), ids=str)
+def test_a_room_of_the_trainer_knows_nothing_of_what_is_made_of_it(path: Path) -> None:
+    room = path.relative_to(ROOT / "trainer").parts[0]
+    beyond = ROOMS.get(room, () if room in BEFORE_A_RUN else ("plan", "doctor"))
+    assert not [name for name in beyond if uses(path, f"trainer.{name}") and name != room]
+
+
 @pytest.mark.parametrize("path", sources("orchestrator"), ids=str)
 def test_only_the_command_line_and_rendering_print(path: Path) -> None:
     relative = path.relative_to(ROOT / "orchestrator")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,30 @@ def test_a_save_hashes_what_it_writes_without_reading_it_again(tmp_path: Path) -
     save(tmp_path, large)
     assert bytes_read() - before < 1 << 20
     assert found(tmp_path) == (1, [])
+
+
+def test_all_of_it_is_synced_before_it_is_renamed_and_then_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                      ) -> None:  # fmt: skip
+    root, done = tmp_path / "checkpoints", []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append((path.relative_to(tmp_path), os.fstat(descriptor).st_size if path.is_file() else None))
+        fsync(descriptor)
+
+    def renamed(old: Any, new: Any, **options: Any) -> None:
+        done.append((Path(new).relative_to(tmp_path), "renamed"))
+        rename(old, new, **options)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    path = save(root, a_checkpoint(3))
+    aside = Path("checkpoints/.step-3.partial")
+    sizes = {(aside / file.name, file.stat().st_size) for file in path.iterdir()}
+    at = done.index((Path("checkpoints/step-3"), "renamed"))
+    assert sizes | {(Path(), None)} == set(done[: at - 1]) and len(sizes) >= 4
+    assert done[at - 1] == (aside, None) and done[at + 1 :] == [(Path("checkpoints"), None)]
 
 
 def test_latest_is_by_number_not_by_text_or_by_time(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from tests.trainer.support import documents
 from trainer import compile_plan, kernels
 from trainer.compile_plan import LateCompile, SeveralForms
 from trainer.config import Config, ConfigError
-from trainer.replica import MicroBatch, Replica
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import Reporter
 from trainer.setup import keep_compiled_code

@@ -87,6 +87,16 @@ def test_what_is_counted_is_what_a_run_counts(config: Path, settings: dict[str, 
     assert sum(stretch["tokens"] for stretch in said["samples"][0]["stretches"] if stretch["trained_on"]) > 2
 
 
+def test_under_specctl_it_shares_what_is_tokenised_with_the_runs_of_the_same_workdir(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "workdir" / "runs" / "a-run"
+    run.mkdir(parents=True)
+    monkeypatch.setenv("SPECCTL_RUN_DIR", str(run))
+    shown(capsys, config)
+    assert list((tmp_path / "workdir" / "token-cache").glob("*/tokens.i32"))
+
+
 def test_no_weights_are_needed(config: Path, settings: dict[str, Any], tiny_target: Path, tmp_path: Path,
                                capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     model = tmp_path / "model"

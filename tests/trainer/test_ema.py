@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tests.trainer.support import events
 from trainer.checkpoint import AVERAGES, WEIGHTS
 from trainer.config import Config, OptimizerConfig
+from trainer.micro_batch import MicroBatch
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.plan import forecast
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 
 Train = Callable[..., Any]
 

@@ -13,8 +13,7 @@ from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.model.loss import block_loss
-from trainer.plan.flops import (
+from trainer.model.flops import (
     Peaks,
     TargetCost,
     _of_card,
@@ -22,6 +21,7 @@ from trainer.plan.flops import (
     drafter_flop_of,
     peak_flop_s,
 )
+from trainer.model.loss import block_loss
 
 WIDE = DrafterShape(
     hidden=64, captured=5, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=256, rms_norm_eps=1e-6,

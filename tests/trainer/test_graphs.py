@@ -12,9 +12,10 @@ import torch
 
 from tests.trainer.support import losses
 from trainer.compile_plan import Unit
-from trainer.graphs import Graphs, record_or_say
+from trainer.graphs import Graphs
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import Reporter
+from trainer.warmup import record_or_say
 
 
 @pytest.mark.parametrize("early", [False, True])

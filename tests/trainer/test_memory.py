@@ -50,7 +50,8 @@ def allocated(work: Callable[[], Any]) -> int:
 def test_what_is_counted_of_a_step_is_what_the_allocator_gave_out(
     train: Callable[..., Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.replica import MicroBatch, Replica
+    from trainer.micro_batch import MicroBatch
+    from trainer.replica import Replica
 
     batches: list[MicroBatch] = []
     original = Replica.loss_and_gradients

@@ -19,12 +19,13 @@ from trainer.config import ConfigError, DataConfig
 from trainer.data.packing import pack
 from trainer.data.rows import load_rows
 from trainer.kernels import plain
+from trainer.micro_batch import MicroBatch
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.model.target import Target, load_target, see_that_documents_stay_apart
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 
 LENGTHS, PADDING, SIZE = [9, 14, 2, 12], 5, 4
 STARTS = [0, 9, 23, 25]

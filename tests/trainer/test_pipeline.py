@@ -15,10 +15,11 @@ import torch
 from tests.trainer.support import events, losses, poll, records
 from trainer import feed
 from trainer.config import WatchdogConfig
+from trainer.micro_batch import MicroBatch
 from trainer.model import blocks
 from trainer.model.target import Target
 from trainer.pipeline import Aborted, Channel, Worker
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.report.stages import Stages
 from trainer.watchdog import Watchdog, who_holds_up
 

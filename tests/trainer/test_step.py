@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.trainer.support import losses, records
 from trainer.config import ConfigError
 from trainer.kernels import plain
+from trainer.micro_batch import MicroBatch
 from trainer.model.attention import DenseAttention
 from trainer.model.drafter import Drafter
 from trainer.model.loss import PLAIN, block_loss
-from trainer.replica import MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.schedule import learning_rate
 
 Train = Callable[..., Any]

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.support import documents, losses, records
 from trainer.checkpoint import WEIGHTS, steps_on_disk
 from trainer.config import ConfigError
-from trainer.replica import MicroBatch, Replica
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 
 Train = Callable[..., Any]
 

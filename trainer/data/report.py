@@ -24,7 +24,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from trainer import setup
+from trainer import kept
 from trainer.config import Config, ConfigError, expand_path
 from trainer.data import conversations, sources
 from trainer.data.chat_template import Template
@@ -74,11 +74,10 @@ class Report:
 def report(config: Config, *, samples: int, row: str | None, say: Any) -> Report:
     """Raises `ConfigError` for what a run would refuse, but for bad records over the limit; and for a `row`, named as
     the report names it, that is not trained on: with the reason."""
-    directory = expand_path(config.output_dir, key="output_dir")
     tokenizer = load_tokenizer(expand_path(config.target.path, key="target.path"))
     rows = load_rows(
         config.data, tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed,
-        cache=setup.token_cache(config.data, directory, os.environ), say=say,
+        cache=kept.token_cache(config.data, kept.run_directory(config, os.environ), os.environ), say=say,
     )  # fmt: skip
     if row is None:
         order = torch.randperm(len(rows.doc_G), generator=generator_for(config.seed, "samples"))

@@ -20,11 +20,13 @@ from trainer.doctor.leak import Leak
 from trainer.doctor.leak_cases import Case
 from trainer.feed import step_blocks, target_inputs
 from trainer.kernels import plain
+from trainer.micro_batch import MicroBatch
 from trainer.model.attention import DenseAttention
 from trainer.model.drafter import Drafter
 from trainer.model.loss import PLAIN, block_loss
-from trainer.replica import Figures, MicroBatch, Replica
+from trainer.replica import Replica
 from trainer.report.throughput import Amount
+from trainer.steps import Figures
 from trainer.warmup import settle
 
 Measure = Callable[[torch.device, Callable[[], Any]], Any]

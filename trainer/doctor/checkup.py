@@ -1,6 +1,7 @@
 """What a check of the doctor's is: what it looks at (`Patient`), what it says (`Finding`), and how all is got ready.
 
-`examine.py` makes the round; `checks_model.py`, `checks_data.py` and `checks_step.py` are the checks. Getting ready is
+`examine.py` makes the round; `checks_model.py`, `checks_data.py`, `checks_step.py` and `checks_memory.py` are the
+checks. Getting ready is
 made of checks too, so that what fails there is a finding like any other, and only what needs it is left out.
 """
 
@@ -13,14 +14,14 @@ from typing import Any, Literal
 
 import torch
 
-from trainer import compile_plan
+from trainer import compile_plan, kept
 from trainer.config import Config, ConfigError
 from trainer.data.rows import Rows, check_bad, load_rows
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target, drafter_shape, load_targets, see_that_documents_stay_apart
 from trainer.replica import Replica
 from trainer.report.reporter import Reporter, RunIdentity
-from trainer.setup import make_replicas, token_cache
+from trainer.setup import make_replicas
 from trainer.warmup import Warmup
 
 Status = Literal["ok", "warn", "fail", "skip"]
@@ -140,7 +141,7 @@ def load_the_data(patient: Patient) -> Finding:
     config = patient.config
     rows = load_rows(
         config.data, patient.target.tokenizer, mask_token_id=config.drafter.mask_token_id, seed=config.seed,
-        cache=token_cache(config.data, patient.reporter.identity.directory, os.environ), say=patient.reporter.say,
+        cache=kept.token_cache(config.data, patient.reporter.identity.directory, os.environ), say=patient.reporter.say,
     )  # fmt: skip
     check_bad(rows.dropped, config.data.max_bad_fraction)
     patient.loaded_rows = rows

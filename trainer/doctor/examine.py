@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 import traceback
@@ -18,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import Config, ConfigError, expand_path
+from trainer import kept
+from trainer.config import Config, ConfigError
 from trainer.doctor import checks_data, checks_memory, checks_model, checks_step
 from trainer.doctor.checkup import (
     Check,
@@ -64,7 +66,7 @@ class Result:
 
 def examine(config: Config, *, quick: bool = False) -> Iterator[Result]:
     """Check after check, as each is done. Raises `ConfigError` for devices that this machine does not have."""
-    directory = expand_path(config.output_dir, key="output_dir").absolute()
+    directory = kept.run_directory(config, os.environ)
     reporter = Quiet(RunIdentity(directory=directory, run_id=directory.name))
     patient = Patient(config=on_this_machine(config, reporter), reporter=reporter, quick=quick)
     for check in CHECKS:

@@ -24,10 +24,11 @@ from trainer import compile_plan
 from trainer.config import Config
 from trainer.doctor.leak_cases import Case, make_case
 from trainer.kernels import Kernels, plain
+from trainer.micro_batch import shape_of
 from trainer.model.attention import SparseAttention
 from trainer.model.blocks import Blocks, generator_for
 from trainer.model.target import Target
-from trainer.replica import Replica, shape_of
+from trainer.replica import Replica
 
 OWN_ANCHOR = "the hidden state of its own anchor"
 LATER = "hidden states after its anchor"

@@ -1,1 +1,1 @@
-"""What is computed: the frozen target, the drafter, who attends to whom, and the loss."""
+"""What is computed: the frozen target, the drafter, who attends to whom, the loss, and the FLOPs of it all."""

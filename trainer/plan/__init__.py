@@ -1,1 +1,1 @@
-"""`python -m trainer plan`: how much memory and arithmetic a run would take, found without running it."""
+"""`python -m trainer plan`: what a run would compile and how much memory it would take, found without running it."""

@@ -11,8 +11,8 @@ import torch
 from trainer import compile_plan
 from trainer.config import Config
 from trainer.feed import Feed
+from trainer.model.flops import Peaks
 from trainer.model.target import Target
-from trainer.plan.flops import Peaks
 from trainer.replica import Replica
 from trainer.report.reporter import RunStep, WorkerStep
 from trainer.report.stages import Stages

@@ -1,6 +1,7 @@
 """How fast a run is, honestly: rates over the whole run without its warm-up, and whether it has become slower.
 
-What there is to do in a share of a step (`Work`) is counted by the loader; `train.py` adds it up when the step is done.
+What there is to do in a share of a step (`Amount`) is counted by the loader, and added up when the step is done
+(`tally.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Amount:
     """Slots that are supervised: those with a weight."""
     target_flop: float = 0.0
     drafter_flop: float = 0.0
-    """As `flops.py` counts them, padding and all."""
+    """As `model/flops.py` counts them, padding and all."""
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
