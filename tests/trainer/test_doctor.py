@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,79 @@ def test_a_mask_token_that_is_not_spare_is_named(settings: dict[str, Any], token
     settings["drafter"]["mask_token_id"] = token
     found = examined(settings, "mask token")[check]
     assert found.status == "fail" and any(part in found.evidence for part in said.split("|")), found.evidence
+
+
+# --- data, tokenizer and machine ------------------------------------------------------------------------------------
+
+
+def changed_target(tiny_target: Path, directory: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> str:
+    """A copy of the target with something else in one of its files."""
+    shutil.copytree(tiny_target, copy := directory / "changed-target")
+    found = json.loads((copy / file).read_text())
+    change(found)
+    (copy / file).write_text(json.dumps(found))
+    return str(copy)
+
+
+def test_a_tokenizer_that_does_not_give_back_what_it_was_given_is_warned_about(
+    settings: dict[str, Any], tiny_target: Path, tmp_path: Path
+) -> None:
+    assert examined(settings, "tokenizer")["tokenizer"].status == "ok"
+    settings["target"]["path"] = changed_target(
+        tiny_target, tmp_path, "tokenizer.json", lambda file: file.update(normalizer={"type": "Lowercase"})
+    )
+    found = examined(settings, "tokenizer")["tokenizer"]
+    assert found.status == "warn" and "; of 'Two  spaces,' it gives back 'two  spaces,'" in found.evidence
+
+
+def test_a_tokenizer_of_more_tokens_than_the_target_has_rows_is_warned_about(
+    settings: dict[str, Any], tiny_target: Path, tmp_path: Path
+) -> None:
+    def add(file: dict[str, Any]) -> None:
+        file["added_tokens"].append({**file["added_tokens"][0], "id": 400, "content": "<|more|>"})
+
+    settings["target"]["path"] = changed_target(tiny_target, tmp_path, "tokenizer.json", add)
+    found = examined(settings, "tokenizer")["tokenizer"]
+    assert found.status == "warn" and "401 tokens, embedding of 400 rows" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{{ messages[0].content }}{{ messages[1].content }}", "does not end with '<|end|>'"),
+     ("{{ raise_exception('no') }}", "it does not render a question and its answer: no")],
+)  # fmt: skip
+def test_a_chat_template_that_ends_no_turn_or_does_not_render_is_warned_about(
+    settings: dict[str, Any], tiny_target: Path, tmp_path: Path, template: str, said: str
+) -> None:
+    settings["target"]["path"] = changed_target(tiny_target, tmp_path, "config.json", lambda file: None)
+    (tmp_path / "changed-target" / "chat_template.jinja").write_text(template)
+    found = examined(settings, "chat template")["chat template"]
+    assert found.status == "warn" and said in found.evidence
+
+
+def test_blocks_that_are_mostly_padding_and_more_threads_than_cores_are_warned_about(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": f"It is {number}."}) for number in range(40)]
+    (tmp_path / "short.jsonl").write_text("\n".join(lines))
+    settings["data"]["paths"] = [str(tmp_path / "short.jsonl")]
+    settings["drafter"]["anchors"] = 40
+    settings["cpu_threads"] = {"drafter": 4096}
+    found = examined(settings, "anchors in the data", "machine")
+    padding = found["anchors in the data"]
+    assert padding.status == "warn" and padding.evidence.startswith("100% of the rows have fewer than 40; ")
+    assert padding.facts["padding"] > 0.5
+    assert found["machine"].status == "warn" and "; 8193 threads compute" in found["machine"].evidence
+
+
+@pytest.mark.parametrize(("checkpoints", "status"), [(0.5, "fail"), (2.5, "warn"), (4.5, "ok")])
+def test_a_disk_without_room_for_the_checkpoints_that_are_kept_is_told(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, checkpoints: float, status: str
+) -> None:
+    size = examined(settings, "disk")["disk"].facts["checkpoint_bytes"]
+    usage = shutil.disk_usage(settings["data"]["paths"][0])._replace(free=int(checkpoints * size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    assert examined(settings, "disk")["disk"].status == status
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------

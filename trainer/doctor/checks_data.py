@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 
 import torch
 
-from trainer.config import expand_path
 from trainer.doctor.checks_model import rendered_chat
 from trainer.doctor.checkup import Check, Finding, Patient, fail, ok, warn
 
 ROUND_TRIP_ROWS = 32
+SAID = "Two  spaces,\n\n\ta Tab; naïve café, 漢字, 😀 don't 1,234.50 <b> End ."
+"""What a tokenizer should give back to the letter. Of rows, which it has made itself, it has lost that already."""
 ROWS_LOOKED_AT = 2048
 PADDING_AT_MOST = 0.25
 """Share of blocks that train nothing above which it is worth a word."""
@@ -19,16 +21,24 @@ PADDING_AT_MOST = 0.25
 
 def tokenizer(patient: Patient) -> Finding:
     tokenizer, rows = patient.target.tokenizer, patient.rows
+
+    def ids_of(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def text_of(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     vocabulary = patient.target.ends.embedding_VH.shape[0]
     some = _some(len(rows), ROUND_TRIP_ROWS)
     changed, other_ids, highest = [], 0, 0
     for row in some.tolist():
         ids = rows.cut(torch.tensor([row]), int(rows.lengths_R[row]))[0][0].tolist()
         highest = max(highest, *ids)
-        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        again = tokenizer(text, add_special_tokens=False)["input_ids"]
+        text = text_of(ids)
+        again = ids_of(text)
         other_ids += again != ids
-        if tokenizer.decode(again, skip_special_tokens=False, clean_up_tokenization_spaces=False) != text:
+        if text_of(again) != text:
             changed.append(row)
     said = f"{len(some)} rows, as text and back: {len(changed)} are other text, {other_ids} other tokens"
     said += f"; {len(tokenizer):,} tokens, embedding of {vocabulary:,} rows"
@@ -38,6 +48,11 @@ def tokenizer(patient: Patient) -> Finding:
         return warn(said, "tokens beyond the embedding must never occur: see that the tokenizer is this model's")
     if len(changed) > len(some) // 2:
         return warn(said, "the tokenizer does not give back what it was given: look at rendered samples")
+    if (back := text_of(ids_of(SAID))) != SAID:
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(SAID, back, strict=False))
+        at = sum(1 for _ in alike)
+        lost = f"of {SAID[at : at + 12]!r} it gives back {back[at : at + 12]!r}"
+        return warn(f"{said}; {lost}", "what it changes in the data cannot be learnt: look at rendered samples")
     return ok(said)
 
 
@@ -104,7 +119,7 @@ def machine(patient: Patient) -> Finding:
 
 def room(patient: Patient) -> Finding:
     config = patient.config
-    root = expand_path(config.output_dir, key="output_dir").absolute()
+    root = patient.reporter.identity.directory
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     weights = sum(parameter.numel() for parameter in _on_meta(patient).parameters())
