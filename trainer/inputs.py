@@ -96,7 +96,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise _NoModel(f"{path} is a file, and the directory of a Hugging Face model is needed")
     file = path / "config.json"
-    if not file.exists():
+    if not file.is_file():
         # A download's cache keeps the files a few folders down.
         inner = sorted(found.parent for found in [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")])
         said = f"; {inner[-1]} has one" if inner else ""

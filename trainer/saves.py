@@ -35,7 +35,7 @@ CHANGES_NOTHING = {
 
 
 class SaveFailed(RuntimeError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not, or must not, be written; those before it are as they were."""
 
 
 class Rhythm:
@@ -146,6 +146,12 @@ class Saves:
         if self.off:
             return
         started = time.monotonic()
+        broken = [name for name, weight in member.weights().items() if not bool(torch.isfinite(weight).all())]
+        if broken:
+            raise SaveFailed(
+                f"checkpoint step-{step} is not written, as its weights are not finite ({', '.join(broken[:3])}): is"
+                f" optimizer.lr too high, or the device broken? last good checkpoint: {self.last}"
+            )
         self.reporter.phase("checkpoint")
         self.reporter.checkpointing(True)
         self.run = self.run or secrets.token_hex(8)

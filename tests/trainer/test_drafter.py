@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -236,3 +237,21 @@ def test_the_mask_token_is_never_pad_or_end_or_outside_the_vocabulary(target: Ta
     settings["drafter"]["mask_token_id"] = token
     with pytest.raises(ConfigError, match=r"drafter\.mask_token_id"):
         drafter_shape(target, Config.model_validate(settings).drafter)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_hidden_layers": 7}, r"lacks 9 of the weights that its config\.json asks for: model\.layers\.6\."),
+        ({"model_type": "gpt2"}, r"lacks \d+ of the weights that its config\.json asks for: lm_head\.weight, trans"),
+        ({"vocab_size": 10}, r"its weights are of other sizes than its config\.json says"),
+    ],
+)
+def test_a_target_whose_weights_are_not_those_of_its_configuration_is_refused_and_not_filled_up_at_random(
+    tiny_target: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    shutil.copytree(tiny_target, tmp_path / "target")
+    file = tmp_path / "target" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **change}))
+    with pytest.raises(ConfigError, match=rf"^target\.path: .*{said}"):
+        load_target(TargetConfig(path=str(tmp_path / "target"), captured_layers=3), torch.device("cpu"))

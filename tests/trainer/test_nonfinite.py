@@ -15,6 +15,7 @@ import torch
 from orchestrator.logscan import Scanner
 from tests.trainer.support import documents, events, losses, records
 from trainer.checkpoint import OPTIMIZER, WEIGHTS, steps_on_disk
+from trainer.saves import SaveFailed
 
 Train = Callable[..., Any]
 
@@ -217,3 +218,13 @@ def test_what_is_finite_the_second_time_is_told_to_be_the_hardware(train: Train,
     (event,) = events(tmp_path / "out", "nonfinite")
     assert (event["worker"], event["step"]) == ("drafter-1", 3) and training.steps_done == 2
     assert event["where"] == "done once more everything is finite, which points to the hardware"
+
+
+def test_weights_that_an_update_itself_has_made_infinite_are_never_saved(
+    train: Train, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    training = train(settings)
+    planted("layers.0.mlp.down_proj.weight", math.inf, rank=0)(training)
+    with pytest.raises(SaveFailed, match=r"step-7 is not written, as its weights are not finite \(layers\.0\.mlp\."):
+        training.saves.save(training.members[0], step=7, cursor=training.cursor, skipped=0, tokens=0)
+    assert steps_on_disk(tmp_path / "out" / "checkpoints") == [6]

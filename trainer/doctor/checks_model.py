@@ -93,16 +93,16 @@ def rotation(patient: Patient) -> Finding:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     modules = [module for name, module in target.model.named_modules() if hasattr(module, "inv_freq")]
     said = f"theta {shape.rope_theta:g} over the whole head of {shape.head_dim}"
+    # The drafter's rotation is its own: it spoils no training, but a server that takes the target's instead does harm.
+    served = f"its config.json for a server says rope_type default, rope_theta {shape.rope_theta:g}, and no more of it"
     if any(isinstance(value, dict) for value in parameters.values()):
-        return fail(f"the target rotates its layers in several ways ({', '.join(parameters)}), and the drafter in one",
-                    "this family is not supported")  # fmt: skip
+        return warn(f"the target rotates its layers in several ways ({', '.join(parameters)}); the drafter has {said}",
+                    served)  # fmt: skip
     if kind != "default":
-        return fail(f"the target's rope_type is {kind!r}, and the drafter's rotation knows no scaling",
-                    "take a target with plain RoPE")  # fmt: skip
+        return warn(f"the target's rope_type is {kind!r}; the drafter has {said}, without scaling", served)
     partial = float(parameters.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1.0)
     if partial != 1.0:
-        return fail(f"the target rotates {partial:.0%} of each head, the drafter and SGLang all of it",
-                    "this family is not supported")  # fmt: skip
+        return warn(f"the target rotates {partial:.0%} of each head; the drafter has {said}", served)
     if not modules:
         return warn(f"{said}; {type(target.model).__name__} has no rotary embedding to compare with",
                     "its positions are of another kind: see that the server takes the drafter's own RoPE")  # fmt: skip

@@ -142,11 +142,18 @@ def load_target(config: TargetConfig, device: torch.device) -> Target:
     path = expand_path(config.path, key="target.path")
     tokenizer, dtype = load_tokenizer(path), arithmetic_dtype(config.dtype, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # whatever it makes of files that are not what it expects
+        said = "its weights are of other sizes than its config.json says" if "mismatched_sizes" in str(error) else error
+        raise ConfigError(f"target.path: cannot load {path}: {' '.join(str(said).split())}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        # Numbers drawn at random have been put in their place.
+        raise ConfigError(
+            f"target.path: {path} lacks {len(missing)} of the weights that its config.json asks for:"
+            f" {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; fetch it again, whole"
+        )
     model.requires_grad_(False).eval().to(device)
     try:
         layer_ids = choose_layers(config.layer_ids, config.captured_layers, count=len(decoder_layers(model)))

@@ -151,7 +151,7 @@ def forecast(config: Config) -> str:
         )
     except inputs.LayerError as error:
         raise ConfigError(f"{error.key}: {error}") from None
-    except (OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever it makes of a file that is not what it expects
         raise ConfigError(f"target.path: cannot read the sizes of {path}: {' '.join(str(error).split())}") from error
     shape = shape_for(model, config.drafter, captured=len(layer_ids))
     lines = [f"target threads: {', '.join(devices.target)}; drafters: {', '.join(devices.drafter)}"]
