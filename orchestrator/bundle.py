@@ -1,7 +1,7 @@
 """The code that runs: the trainer and the project's files, named by the hash of their content.
 
 In a git checkout the project is what git tracks and what it neither tracks nor ignores; elsewhere it is everything but
-`IGNORED`. A file too big to be code is refused by name: data belongs on the target.
+`IGNORED` and what the trainer has written. A file too big to be code is refused by name: data belongs on the target.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from orchestrator.manifest import Entry, bundle_hash
 IGNORED = (
     ".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".tox", ".ipynb_checkpoints", ".DS_Store", "wandb", "build", "dist",
+    "token-cache", "compile-cache",
 )  # fmt: skip
 FILE_MIB, TOTAL_MIB, FILES = 20, 200, 20_000
 DIFF_BYTES = 1 << 20
+TRAINING = "trainer.lock"
+"""In a folder that the trainer, run without specctl, has written its records and checkpoints to."""
 PACKAGES = ("trainer", "typedyaml")
 
 
@@ -136,6 +139,9 @@ def git_files(root: Path) -> list[str]:
 def plain_files(root: Path) -> list[str]:
     names = []
     for folder, folders, found in os.walk(root, onerror=_unreadable):
+        if TRAINING in found:
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not _ignored(name))
         base = Path(folder).relative_to(root)
         links = [name for name in folders if (Path(folder) / name).is_symlink()]

@@ -15,6 +15,7 @@ import re
 import secrets
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -106,7 +107,9 @@ def plan(request: Request, inventory: Inventory) -> Plan:
     wheels = [request.wheelhouse.expanduser()] if request.wheelhouse else []
     bundle = collect(request.source, without=[*workdir, *wheels, index.folder()])
     _look_for_script(request, bundle)
-    python, requirements = interpreter(target, keys.requirements, trainer=not request.command)
+    python, requirements = interpreter(
+        target, keys.requirements, trainer=not request.command, extras=config.inputs.get("extras", [])
+    )
     house = None
     if request.wheelhouse is not None:
         if not requirements:
@@ -198,11 +201,13 @@ def _nothing_to_install(target: Target, python: str | None) -> ConfigError:
     )  # fmt: skip
 
 
-def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool) -> tuple[str | None, list[str]]:
+def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool,
+                extras: Sequence[str] = ()) -> tuple[str | None, list[str]]:  # fmt: skip
     """(the Python to use, or None; what to make an environment of, or nothing).
 
     The trainer runs on the target's own `python:`, on the interpreter that runs specctl if that is on this machine and
-    has what it needs, or else in an environment made for it. A command gets one only if `requirements:` asks for it.
+    has what it needs, or else in an environment made for it, with the extras that its configuration asks for. A command
+    gets one only if `requirements:` asks for it.
     """
     if wanted:
         return None, wanted
@@ -212,19 +217,20 @@ def interpreter(target: Target, wanted: list[str] | None, *, trainer: bool) -> t
         return None, []
     if target.ssh is None and target.vmid is None and _has_trainer_extra():
         return sys.executable, []
-    return None, trainer_requirements()
+    return None, trainer_requirements(extras)
 
 
 def _has_trainer_extra() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "safetensors", "yaml", "pydantic"))
 
 
-def trainer_requirements() -> list[str]:
-    """The `trainer` extra of this very installation."""
+def trainer_requirements(extras: Sequence[str] = ()) -> list[str]:
+    """The `trainer` extra of this very installation, and others of its extras."""
     found = []
     for line in importlib.metadata.requires("specctl") or []:
         requirement, _, marker = line.partition(";")
-        if re.search(r"extra\s*==\s*['\"]trainer['\"]", marker):
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
+        if extra and extra[1] in ("trainer", *extras):
             found.append(requirement.strip())
     return found
 

@@ -87,7 +87,7 @@ def convert(gguf: Path, aside: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
         from transformers.utils import logging
     except ImportError as error:
-        raise FetchError(f"{error}; install the trainer's requirements: pip install 'specctl[trainer]'") from None
+        raise FetchError(f"{error}; install the trainer with pip install '.[trainer]' in this checkout") from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(

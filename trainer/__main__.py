@@ -1,9 +1,9 @@
 """`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `schema`: parse,
 catch signals before anything slow is imported, run, and say how it ended.
 
-Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, 2 usage or configuration; 143 or 130
-when a second signal, more than 5 s after the first, ended it at once. Verbs that train nothing: 130 interrupted, 141
-nobody read the output to its end.
+Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, or more of the data is bad than a run
+accepts, 2 usage or configuration; 143 or 130 when a second signal, more than 5 s after the first, ended it at once.
+Verbs that train nothing: 130 interrupted, 141 nobody read the output to its end.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def print_data(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         complain(str(error))
         return 2
-    return 0
+    return 1 if found.refusal and arguments.row is None else 0
 
 
 def print_schema() -> int:

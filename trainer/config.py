@@ -102,7 +102,8 @@ class DataConfig(Model):
     paths: list[Str] = Field(default_factory=list)
     """Files; globs; folders, for all files in them; folders that `datasets.save_to_disk` wrote. What a file is follows
     from its name: .jsonl, .json (an array or lines), .parquet, and .txt or any other for plain text; the JSON and text
-    ones also with .gz or .zst behind. Parquet, data sets and .zst need `pip install 'specctl[data]'`."""
+    ones also with .gz or .zst behind. Parquet, data sets and .zst need
+    `pip install pyarrow`."""
     text_field: Str = "text"
     """Of kind text: where a line of JSONL, or a row of a table, has its text."""
     sequence_length: Length
@@ -392,14 +393,25 @@ class Config(Model):
         return min(self.drafter.anchors, length - 1)
 
     def what_must_be_there(self) -> dict[str, Any]:
-        """Each path that is read, by its key, what the model has to have, and the devices. `output_dir` is made."""
+        """Each path that is read, by its key, what the model has to have, the devices, and the extras.
+        `output_dir` is made."""
         files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
         wanted = {
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
             "captured_layers": self.target.captured_layers, "data_kind": self.data.kind,
         }  # fmt: skip
         model = {"target.path": self.target.path}
-        return {"model": model, "files": files, "wanted": wanted, "devices": self.devices.named()}
+        return {
+            "model": model, "files": files, "wanted": wanted, "devices": self.devices.named(), "extras": self._extras(),
+        }  # fmt: skip
+
+    def _extras(self) -> list[str]:
+        """The extras of this package that the run needs besides `trainer`."""
+        needed = {
+            "data": any(map(source_files.may_need_pyarrow, self.data.paths)), "wandb": self.tracking.wandb is not None,
+            "trackio": self.tracking.trackio is not None, "liger": self.loss.kernel == "liger",
+        }  # fmt: skip
+        return [name for name, wanted in needed.items() if wanted]
 
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
@@ -432,7 +444,7 @@ def check_inputs(config: Config, *, weights: bool = True) -> None:
     found = list(inputs.problems(asked, weights=weights))
     if not found and importlib.util.find_spec("pyarrow") is None:
         found = [
-            (key, f"{source.path} cannot be read without pyarrow: pip install 'specctl[data]'")
+            (key, f"{source.path} cannot be read without pyarrow: pip install pyarrow")
             for key, path in asked["files"].items()
             for source in source_files.resolve(path, config.data.kind) if source.needs_pyarrow
         ][:1]  # fmt: skip

@@ -54,12 +54,34 @@ def model_problems(path: Path, wanted: dict[str, Any], *, weights: bool = True) 
     rows, layers = text.get("vocab_size"), text.get("num_hidden_layers", text.get("n_layer"))
     mask = wanted["mask_token_id"]
     if isinstance(rows, int) and mask >= rows:
-        yield "drafter.mask_token_id", f"{mask} is no token of {path}, which has {rows:,}: 0 to {rows - 1}"
+        spare = spare_rows(path, rows)
+        said = f"{mask} is no token of {path}, which has {rows:,}: 0 to {rows - 1}"
+        yield "drafter.mask_token_id", f"{said}; spare is {spare}" if spare else said
     if isinstance(layers, int):
         try:
             choose_layers(wanted["layer_ids"], wanted["captured_layers"], count=layers)
         except LayerError as error:
             yield error.key, str(error)
+
+
+def spare_rows(path: Path, rows: int) -> str:
+    """Some of the embedding's `rows` that the model at `path` seems to have no use for, for a person: special tokens
+    that neither its chat template nor its settings name, and the first row without a token. Empty if none is found."""
+    try:
+        tokenizer, settings = (
+            json.loads((path / name).read_bytes()) for name in ("tokenizer.json", "tokenizer_config.json")
+        )
+        added, vocabulary = tokenizer["added_tokens"], tokenizer["model"]["vocab"]
+        lists = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+        used = [str(value) for key, value in settings.items() if key not in lists]
+        used += [file.read_text("utf-8", "replace") for file in path.glob("chat_template*")]
+        special = [(one["id"], one["content"]) for one in added if one["special"]]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        end = 1 + max([*ids, *(one["id"] for one in added)], default=-1)
+        found = [f"{at} ({content})" for at, content in special if not any(content in text for text in used)][:2]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return " or ".join([*found, *([f"{end} (a row without a token)"] if end < rows else [])])
 
 
 class LayerError(ValueError):

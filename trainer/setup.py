@@ -66,7 +66,7 @@ def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape
 def report_data(config: DataConfig, rows: Rows, reporter: Reporter) -> None:
     """What is trained on and what is not. Raises `ConfigError` where too much of the data is bad."""
     dropped = rows.dropped
-    for bad in dropped.first[:BAD_ROWS_NAMED]:
+    for bad in dropped.examples(BAD_ROWS_NAMED):
         reporter.say(f"data row skipped: {bad.where}: {bad.why}")
     if dropped.bad_count > BAD_ROWS_NAMED:
         reporter.say(f"data row skipped: and {dropped.bad_count - BAD_ROWS_NAMED} more")

@@ -118,4 +118,4 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError(f"a plot needs {name}", hint="pip install 'specctl[plot]'") from None
+        raise ConfigError(f"a plot needs {name}", hint="pip install plotext matplotlib") from None

@@ -69,6 +69,12 @@ def test_outside_git_all_but_the_known_ballast_travels(tmp_path: Path) -> None:
     assert collect(root).commit is None
 
 
+def test_what_the_trainer_wrote_in_the_project_is_not_shipped_with_it(tmp_path: Path) -> None:
+    names = {"c.yaml": "1", "runs/a/trainer.lock": "", "runs/a/metrics.jsonl": "", "runs/a/checkpoints/step-1/x": "",
+             "runs/token-cache/1/tokens.i32": "", "runs/compile-cache/y": "", "runs/notes.md": "2"}  # fmt: skip
+    assert shipped(project(names, tmp_path)) == {"c.yaml", "runs/notes.md"}
+
+
 def test_a_workdir_inside_the_project_is_not_shipped_with_it(tmp_path: Path) -> None:
     root = project({"a.py": "1", "w/runs/x/a.py": "2", "w2/b.py": "3"}, tmp_path)
     found = collect(root, without=[root / "w", tmp_path.parent / "elsewhere"]).files

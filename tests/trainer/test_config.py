@@ -205,7 +205,8 @@ def test_everything_that_a_run_reads_is_checked_at_once(settings: dict[str, Any]
     with pytest.raises(ConfigError) as caught:
         check_inputs(Config.model_validate(settings))
     message = str(caught.value)
-    assert "drafter.mask_token_id: 400 is no token of" in message and "which has 400: 0 to 399" in message
+    assert "drafter.mask_token_id: 400 is no token of" in message
+    assert "which has 400: 0 to 399; spare is 3 (<|mask|>);" in message
     assert "target.layer_ids: must rise, from 0 to 5 at most; is [1, 6]" in message
     assert f"data.paths[0]: {tmp_path} is a directory" in message
     assert "data.paths[1]: /no/such.txt: No such file or directory" in message
@@ -224,6 +225,25 @@ def test_no_path_of_the_configuration_is_forgotten(settings: dict[str, Any]) -> 
     there = Config.model_validate(settings).what_must_be_there()
     checked = {key.partition("[")[0] for kind in ("model", "files") for key in there[kind]}
     assert paths(Config) == checked | {"output_dir"}, "output_dir is made, all others are read"
+
+
+@pytest.mark.parametrize(
+    ("change", "extras"),
+    [
+        ({}, []),
+        ({"data": {"kind": "conversations", "paths": ["a.jsonl.gz", "b.json", "c.txt"], "sequence_length": 48}}, []),
+        ({"data": {"kind": "conversations", "paths": ["part-*.parquet"], "sequence_length": 48}}, ["data"]),
+        ({"data": {"kind": "text", "paths": ["a.txt.zst"], "sequence_length": 48}}, ["data"]),
+        ({"data": {"kind": "text", "paths": ["~/corpus"], "sequence_length": 48}}, ["data"]),
+        ({"tracking": {"wandb": {"project": "a"}, "trackio": {"project": "a"}}, "loss": {"kernel": "liger"}},
+         ["wandb", "trackio", "liger"]),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_decides_which_extras_an_environment_needs(
+    settings: dict[str, Any], change: dict[str, Any], extras: list[str]
+) -> None:
+    settings["data"]["paths"] = ["a.txt"]
+    assert Config.model_validate({**settings, **change}).what_must_be_there()["extras"] == extras
 
 
 def test_what_is_missing_is_told_before_torch_is_imported(

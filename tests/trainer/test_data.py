@@ -74,6 +74,14 @@ def test_bad_rows_are_counted_and_named_by_file_and_line_and_good_ones_kept(toke
         assert expected in whys
 
 
+def test_of_many_bad_rows_one_of_each_reason_is_named_before_a_second(tokenizer: Any, tmp_path: Path) -> None:
+    good = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b b b b"}]})
+    dropped = load(tokenizer, tmp_path, ["{"] * 5 + ['{"messages": []}'] + ["{"] * 3 + [good]).dropped
+    path = tmp_path / "talks.jsonl"
+    assert [bad.where for bad in dropped.examples(3)] == [f"{path}:{line}" for line in (1, 2, 6)]
+    assert dropped.examples(100) == dropped.first
+
+
 def test_bytes_that_are_not_text_are_a_bad_row_not_a_crash(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "talks.jsonl"
     path.write_bytes(b'{"messages": "\xff\xfe"}\n' + json.dumps(SHAREGPT).encode() + b"\n")

@@ -37,7 +37,7 @@ def config(settings: dict[str, Any], talks: Path, tmp_path: Path) -> Path:
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
     assert main(["data", *map(str, arguments)]) == code
     captured = capsys.readouterr()
-    return captured.err if code else captured.out
+    return captured.err if code == 2 else captured.out
 
 
 def test_it_shows_samples_with_what_is_trained_on_between_marks(
@@ -146,10 +146,12 @@ def test_too_many_bad_records_stop_a_run_before_it_starts(
     message = str(caught.value)
     assert message.startswith(
         "data: 2 of 60 records are bad (1 x is not JSON, 1 x has no assistant turn), more than data.max_bad_fraction"
-        f" allows (0.03); mend them, or raise it; the first: {talks}:59: is not JSON: "
+        f" allows (0.03); mend them, or raise it; for example {talks}:59: is not JSON: "
     )
     assert message.endswith(f"; {talks}:60: has no assistant turn") and "\n" not in message
-    assert "a run would not start: data: 2 of 60 records are bad" in shown(capsys, config).replace("\n", " ")
+    assert "a run would not start: data: 2 of 60 records are bad" in shown(capsys, config, code=1).replace("\n", " ")
+    assert json.loads(shown(capsys, config, "--json", code=1))["refusal"] == message
+    assert "2 are bad" in shown(capsys, config, "--row", f"{talks.name}:3"), "a row was asked for, and is there"
     settings["data"]["max_bad_fraction"] = 0.04
     train({**settings, "steps": 1})
 

@@ -342,6 +342,19 @@ def test_a_mask_token_that_is_not_spare_is_named(settings: dict[str, Any], token
     settings["drafter"]["mask_token_id"] = token
     found = examined(settings, "mask token")[check]
     assert found.status == "fail" and any(part in found.evidence for part in said.split("|")), found.evidence
+    assert not found.evidence.startswith(f"{check}: ")
+
+
+def test_a_mask_token_that_is_ordinary_text_is_warned_of_with_one_to_take_instead(settings: dict[str, Any]) -> None:
+    from trainer.model.target import load_tokenizer
+
+    tokenizer = load_tokenizer(Path(settings["target"]["path"]))
+    settings["data"]["kind"] = "conversations"
+    for text in ("~", "\f"):
+        (settings["drafter"]["mask_token_id"],) = tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = examined(settings, "mask token")["mask token"]
+        assert found.status == "warn" and "it is ordinary text" in found.evidence
+        assert found.advice == "choose a spare row of the vocabulary, such as 3 (<|mask|>)"
 
 
 # --- data, tokenizer and machine ------------------------------------------------------------------------------------

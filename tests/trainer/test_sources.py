@@ -266,7 +266,7 @@ def test_without_pyarrow_a_table_is_refused_before_torch_is_imported(
     planted = "import sys; sys.modules['pyarrow'] = sys.modules['torch'] = None"
     code, _, err = start_trainer(write_config(settings, tmp_path / "config.yaml"), planted=planted).finish()
     assert code == 2
-    assert err == f"trainer: data.paths[0]: {path} cannot be read without pyarrow: pip install 'specctl[data]'\n"
+    assert err == f"trainer: data.paths[0]: {path} cannot be read without pyarrow: pip install pyarrow\n"
 
 
 def test_lines_that_are_no_objects_are_bad_records_in_their_place(tmp_path: Path) -> None:

@@ -346,6 +346,8 @@ def test_a_terminal_shows_how_far_the_run_is_and_gets_its_cursor_back_and_specct
     assert code == 0
     assert re.search(r"3/3 .*left", shown) and re.search(r"loss \d+\.\d+  .*tok/s .*bottleneck \w+", shown)
     assert "phase=load_target" in shown and "checkpoint step-3 saved" in shown
+    # A ^C that the terminal writes behind the last line would else begin another line, and leave this one behind.
+    assert max(len(line) for line in re.split(r"[\r\n]+", shown) if line.startswith("loss ")) <= 95
     assert "worker=" not in shown and "step=" not in shown
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")
     assert len(losses(tmp_path / "out")) == 3

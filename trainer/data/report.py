@@ -70,6 +70,15 @@ class Report:
     figures: dict[str, Any]
     samples: list[Sample]
 
+    @property
+    def refusal(self) -> str | None:
+        """Why a run would not start: too much of the data is bad."""
+        try:
+            check_bad(self.rows.dropped, self.config.data.max_bad_fraction)
+        except ConfigError as error:
+            return str(error)
+        return None
+
 
 def report(config: Config, *, samples: int, row: str | None, say: Any) -> Report:
     """Raises `ConfigError` for what a run would refuse, but for bad records over the limit; and for a `row`, named as
@@ -223,10 +232,8 @@ def show(found: Report, console: Console) -> None:
     for one in found.samples:
         console.print(_shown(one, colour=console.is_terminal, whole=len(found.samples) == 1), soft_wrap=True)
     console.print(Group(*_tables(found.figures)))
-    try:
-        check_bad(found.rows.dropped, found.config.data.max_bad_fraction)
-    except ConfigError as error:
-        console.print(Text(f"a run would not start: {error}", style="bold red"), soft_wrap=True)
+    if found.refusal:
+        console.print(Text(f"a run would not start: {found.refusal}", style="bold red"), soft_wrap=True)
 
 
 def as_json(found: Report) -> str:
@@ -235,7 +242,7 @@ def as_json(found: Report) -> str:
             {"trained_on": stretch.trained, "tokens": stretch.tokens, "text": stretch.text} for stretch in one.stretches
         ]} for one in found.samples
     ]  # fmt: skip
-    return json.dumps({**found.figures, "samples": samples}, indent=2, ensure_ascii=False)
+    return json.dumps({**found.figures, "refusal": found.refusal, "samples": samples}, indent=2, ensure_ascii=False)
 
 
 def _shown(one: Sample, *, colour: bool, whole: bool) -> RenderableType:

@@ -50,7 +50,7 @@ class Dropped:
     bad: dict[str, int] = field(default_factory=dict)
     """How many for each reason."""
     first: list[BadRow] = field(default_factory=list)
-    """The first of each reason."""
+    """Some of each reason, in their order."""
     duplicates: int = 0
     """Documents that are there before, to the token; dropped only with `data.duplicates: drop`."""
     cut: int = 0
@@ -62,6 +62,16 @@ class Dropped:
     @property
     def bad_count(self) -> int:
         return sum(self.bad.values())
+
+    def examples(self, count: int) -> list[BadRow]:
+        """So many of `first` at most, in their order: one of each reason before a second of any."""
+        seen = dict.fromkeys(self.bad, 0)
+        rank = []
+        for index, bad in enumerate(self.first):
+            reason = next(reason for reason in seen if bad.why.startswith(reason))
+            rank.append((seen[reason], index))
+            seen[reason] += 1
+        return [self.first[index] for index in sorted(index for _, index in sorted(rank)[:count])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +250,10 @@ def check_bad(dropped: Dropped, limit: float) -> None:
     """Raises `ConfigError` where more of the data is bad than `limit`, its share of all."""
     if dropped.bad_count > limit * dropped.records:
         reasons = ", ".join(f"{count} x {why}" for why, count in sorted(dropped.bad.items(), key=lambda one: -one[1]))
-        first = "; ".join(f"{bad.where}: {bad.why}" for bad in dropped.first[:NAMED])
+        first = "; ".join(f"{bad.where}: {bad.why}" for bad in dropped.examples(NAMED))
         raise ConfigError(
             f"data: {dropped.bad_count} of {dropped.records} records are bad ({reasons}), more than"
-            f" data.max_bad_fraction allows ({limit:g}); mend them, or raise it; the first: {first}"
+            f" data.max_bad_fraction allows ({limit:g}); mend them, or raise it; for example {first}"
         )
 
 

@@ -60,6 +60,12 @@ def resolve(path: Path, kind: str) -> list[Source]:
     return _here(path, kind)
 
 
+def may_need_pyarrow(text: str) -> bool:
+    """Whether `text`, a path that lies elsewhere perhaps, may hold what only pyarrow reads: by its name alone."""
+    path = Path(text)
+    return path.suffix == ".zst" or FORMATS.get(_suffix(path), "parquet") == "parquet"
+
+
 def python_docs() -> Source:
     """What needs no file at all."""
     return Source(path=Path(TOPICS), format="python-docs", files=())

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.config import expand_path
 from trainer.doctor.checkup import Check, Finding, Missing, Patient, fail, ok, warn
 from trainer.doctor.leak import ALIKE
+from trainer.inputs import spare_rows
 from trainer.model.drafter import Drafter
 from trainer.model.target import drafter_shape
 
@@ -41,19 +43,26 @@ def mask_token(patient: Patient) -> Finding:
     said = f"{mask} ({name!r})" if name else f"{mask} (a row of the embedding without a token)"
     said += f"; its embedding's norm {norm:.3g} is above {below:.0%} of all rows', whose median is {median:.3g}"
     facts = {"norm": norm, "median_norm": median, "above": below}
+    spare = advice(patient)
     if tokenizer.unk_token_id == mask:
-        return fail(f"{said}; it stands for unknown text", "choose a spare row of the vocabulary", **facts)
+        return fail(f"{said}; it stands for unknown text", spare, **facts)
     if tokenizer.chat_template and mask in rendered_chat(tokenizer)[1]:
-        return fail(f"{said}; the chat template writes it", "choose a spare row of the vocabulary", **facts)
+        return fail(f"{said}; the chat template writes it", spare, **facts)
     if not torch.isfinite(norms[mask]) or norm > 10 * median:
-        return fail(f"{said}: no embedding looks like that", "choose another spare row", **facts)
+        return fail(f"{said}: no embedding looks like that", spare, **facts)
     if norm == 0:
         return warn(f"{said}: an empty row", "a spare row that was initialised tells slots apart from nothing", **facts)
-    ordinary = len(tokenizer.decode([mask], skip_special_tokens=True).strip()) > 0 if name else False
+    ordinary = len(tokenizer.decode([mask], skip_special_tokens=True)) > 0 if name else False
     if ordinary and patient.config.data.kind == "conversations":
-        return warn(f"{said}; it is ordinary text, which data may come to hold", "choose a special token that is spare",
-                    **facts)  # fmt: skip
+        return warn(f"{said}; it is ordinary text, which data may come to hold", spare, **facts)
     return ok(said, **facts)
+
+
+def advice(patient: Patient) -> str:
+    """Which row to take instead."""
+    path = expand_path(patient.config.target.path, key="target.path")
+    found = spare_rows(path, patient.target.ends.embedding_VH.shape[0])
+    return f"choose a spare row of the vocabulary{f', such as {found}' if found else ''}"
 
 
 def layer_ids(patient: Patient) -> Finding:

@@ -80,7 +80,8 @@ def look(check: Check, patient: Patient) -> Finding:
     except Missing as missing:
         return Finding(status="skip", evidence=f"needs {missing}, which could not be got ready")
     except ConfigError as error:
-        return fail(str(error), "mend the configuration")
+        said = str(error).removeprefix(f"{check.name}: ")
+        return fail(said, "mend the configuration, or what it names")
     except Exception as error:  # whatever a check meets would meet the run: that is what it looks for
         text = "".join(traceback.format_exception(error))
         said = " ".join(str(error).split()) or "no message"

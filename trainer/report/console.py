@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainer.report.reporter import RunStep
 
 REFRESH_HZ = 2.0
+TYPED = 5
+"""Columns that the last line leaves free."""
 SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -171,6 +173,7 @@ class LiveConsole:
         os.write(1, SHOW_CURSOR + line)
 
     def _render(self) -> Any:
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -193,7 +196,7 @@ class LiveConsole:
             f"grad norm {done.grad_norm:.2f}", *([f"skipped {done.skipped}"] if done.skipped else []),
             *([f"lost {', '.join(done.lost)}"] if done.lost else []),
         ]  # fmt: skip
-        whole = Table.grid(expand=True)
-        whole.add_row(first)
-        whole.add_row(Text("  ".join(figures), no_wrap=True, overflow="ellipsis"))
-        return whole
+        last = Text("  ".join(figures), no_wrap=True)
+        # Behind it the terminal itself writes what is typed, such as ^C: that must not begin a line of its own.
+        last.truncate(max(1, self._console.width - TYPED), overflow="ellipsis")
+        return Group(first, last)
