@@ -107,8 +107,8 @@ def _flex() -> Kernels:
 # --- perturb and compare --------------------------------------------------------------------------------------------
 
 
-def leaks(case: Case, draft: Draft, *, gradients: bool, blocks: int, positions: int, head_VH: Tensor,
-          slots_differentiable: bool = True) -> list[Leak]:  # fmt: skip
+def leaks(case: Case, draft: Draft, *, gradients: bool, blocks: int, positions: int, head_VH: Tensor
+          ) -> list[Leak]:  # fmt: skip
     """What `draft` depends on and must not, and what it must depend on and does not. Every block is compared whenever
     something is changed; `blocks` of them are looked into, evenly spread, and `positions` are changed one by one."""
     found: list[Leak] = []
