@@ -32,6 +32,8 @@ KINDS = {
     "decay": ("decay", "decay_over"), "checkpoint": ("checkpoint",), "phase": ("phase",), "end": (),
 }  # fmt: skip
 """What can be told of -> the events that say it. An end is told by the run's state, since not every end is written."""
+NO_DEATH = ("done", "aborted")
+"""How a trainer's worker goes down that has no more to do, or was told to stop."""
 USUAL = ("exception", "worker", "stall", "decay", "end")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
@@ -147,7 +149,7 @@ def _news(fleet: Fleet, watched: Watched, start: int) -> Iterator[tuple[News | N
                 continue
             kind = next((kind for kind, events in KINDS.items() if frame["event"] in events), None)
             place, fields = int(frame["place"]), dict(frame["fields"])
-            if kind is None:
+            if kind is None or fields.get("reason") in NO_DEATH:
                 yield None, int(frame["next"])
                 continue
             yield News(

@@ -65,6 +65,20 @@ def test_what_happens_is_told_in_order_and_the_end_by_how_it_was(specctl: Specct
     ]
 
 
+def test_workers_that_are_done_or_told_to_stop_have_not_died(specctl: Specctl) -> None:
+    (specctl.project / "ends.py").write_text("""
+import json, os
+of = {"time": 1.0, "source": "trainer", "attempt": 1, "nonce": os.environ["SPECCTL_NONCE"], "event": "worker_down"}
+with open(os.path.join(os.environ["SPECCTL_RUN_DIR"], "events.jsonl"), "a") as file:
+    for worker, reason in ("loader-0", "done"), ("drafter-1", "failed"), ("target-0", "aborted"):
+        file.write(json.dumps({**of, "worker": worker, "reason": reason}) + "\\n")
+""")
+    run = specctl.launch("--until", "process", "--", sys.executable, "ends.py").json["run_id"]
+    poll_until(lambda: specctl.status(run)["state"] == "SUCCEEDED", timeout_s=60)
+    told = [json.loads(line)["text"] for line in specctl("watch", run, "--json", "--on", "worker").out.splitlines()]
+    assert told == ["drafter-1 died"]
+
+
 def test_a_command_is_run_until_it_works_and_a_watch_that_was_killed_goes_on_where_it_was(specctl: Specctl) -> None:
     run, over = launched(specctl)
     told, ready = specctl.home / "told", specctl.home / "ready"
