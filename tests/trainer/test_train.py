@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import shutil
 import subprocess
@@ -15,11 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.trainer.support import documents, losses, records
+from tests.trainer.support import documents, events, losses, records
 from trainer.checkpoint import WEIGHTS, steps_on_disk
 from trainer.config import ConfigError
 from trainer.micro_batch import MicroBatch
 from trainer.replica import Replica
+from trainer.report.throughput import Decay, SpeedChange
 
 Train = Callable[..., Any]
 
@@ -333,13 +335,34 @@ def test_the_gradients_norm_is_taken_once_and_once_more_when_others_were_added(
     assert len(taken) == expected
 
 
-def test_tok_s_counts_real_tokens_only(train: Train, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_tok_s_and_positions_s_count_real_tokens_and_supervised_slots_only(
+    train: Train, settings: dict[str, Any], tmp_path: Path
+) -> None:
     document = tmp_path / "short.txt"
     document.write_text("a few words, not a whole row")
     settings["data"] |= {"paths": [str(document)] * 4}
+    settings["drafter"]["anchors"] = 47
     training = train({**settings, "steps": 1})
-    tokens = sum(share.amount.tokens for share in training._begun.values())
-    assert tokens == 4 * int(training.rows.lengths_R[0]) < 4 * 48
+    amounts, length = [share.amount for share in training._begun.values()], int(training.rows.lengths_R[0])
+    assert sum(amount.tokens for amount in amounts) == 4 * length < 4 * 48
+    # Each token but the last is an anchor, and supervises the three behind it that there are.
+    slots = sum(min(3, length - 1 - anchor) for anchor in range(length - 1))
+    assert sum(amount.positions for amount in amounts) == 4 * slots < 4 * 47 * 3
+
+
+def test_a_run_that_becomes_slower_says_so_in_an_event_with_its_step(train: Train, settings: dict[str, Any],
+                                                                     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                     ) -> None:  # fmt: skip
+    steps = itertools.count(1)
+
+    def stepped(_decay: Decay, tokens: float, *, now: float) -> SpeedChange | None:
+        assert tokens == 4 * 48 and now > 0
+        return SpeedChange(kind="decay", tok_s=10.0, median_tok_s=30.0) if next(steps) == 3 else None
+
+    monkeypatch.setattr(Decay, "stepped", stepped)
+    train(settings)
+    (event,) = events(tmp_path / "out", "decay")
+    assert (event["step"], event["tok_s"], event["median_tok_s"]) == (3, 10.0, 30.0)
 
 
 def test_the_log_says_how_the_rows_fill_the_buckets(train: Train, settings: dict[str, Any], tmp_path: Path,
