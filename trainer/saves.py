@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import secrets
 import shutil
 import time
@@ -123,6 +124,8 @@ class Saves:
         # The oldest goes when a new one is there.
         count = min(to_come, max(1, self.config.keep_checkpoints + 1 - len(checkpoint.steps_on_disk(self.root))))
         there = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+        if steps_done < steps and not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"output_dir: nothing can be written to {there}, where checkpoints go; choose another")
         free_bytes = shutil.disk_usage(there).free
         if steps_done < steps and free_bytes < count * size_bytes:
             raise ConfigError(

@@ -22,6 +22,8 @@ POLL_S = 0.5
 PROBE_S = 5.0
 """How often somebody looks whether the run has ended without a word."""
 TEXT_CHARS = 20_000
+LATEST, LARGEST = 1e11, 1e100
+"""Times and numbers that a program may write, and no record holds; nan and infinity are none either."""
 HEAD = frozenset({"time", "event", "source", "attempt", "nonce"})
 
 
@@ -73,13 +75,13 @@ def _records(path: str, start: int, nonce: str) -> Iterator[dict[str, Any]]:
             if not isinstance(value, dict) or value.get("nonce") != nonce:
                 continue
             when, name = value.get("time"), value.get("event")
-            if isinstance(when, (int, float)) and isinstance(name, str):
+            if isinstance(when, (int, float)) and 0 <= when < LATEST and isinstance(name, str):
                 fields = {key: _cut(item) for key, item in value.items() if key not in HEAD}
                 yield {"place": begin, "next": at, "at": float(when), "event": name[:200], "fields": fields}
 
 
 def _cut(value: Any) -> Any:
-    if isinstance(value, (int, float, bool)) or value is None:
+    if value is None or (isinstance(value, (int, float, bool)) and abs(value) < LARGEST):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True)
     return text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "..."

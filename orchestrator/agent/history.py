@@ -26,12 +26,13 @@ def run(call: Call) -> None:
         raise Refusal("notfound", f"no run {run_id} that can be read in {call.paths.runs}", "specctl ls lists the runs")
     (spec, record), paths = known, call.paths.run(run_id)
     bundle = call.paths.bundle(spec.bundle)
+    versions = record.get("versions")
     there = os.path.exists(os.path.join(bundle, put.COMPLETE))
     curves_ = curves.read(paths.metrics, found[0].nonce, METRICS, workers=False)
     call.emit({
         "final": True, "spec": show.described(spec, diff=False), "host": os.uname().nodename,
         "env": {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in spec.env.items()},
-        "versions": {str(key): str(value) for key, value in (record.get("versions") or {}).items()},
+        "versions": {str(key): str(one) for key, one in (versions if isinstance(versions, dict) else {}).items()},
         "packages": _packages(call.paths, spec), "series": curves_["series"], "whole": curves_["whole"],
         "files": [to_json(one) for one in put.scan(bundle)] if there else None,
     })  # fmt: skip

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from orchestrator.errors import ConfigError
 from orchestrator.health import age
-from orchestrator.render.text import plain
+from orchestrator.render.text import one_line, plain
 from orchestrator.verbs.plot import Line, Result
 
 HEIGHT, LEAST_HEIGHT = 18, 10
@@ -36,11 +36,11 @@ def terminal(console: Console, result: Result) -> str:
             plt.axes_color("default")
             plt.ticks_color("default")
         plt.plotsize(width, min(HEIGHT, max(LEAST_HEIGHT, room)))
-        plt.title(NAMES.get(metric, metric))
+        plt.title(one_line(NAMES.get(metric, metric)))
         for number, one in enumerate(result.lines(metric)):
             marker = None if coloured and not plain(console) else MARKS[number % len(MARKS)]
             x, y = ([math.nan if value is None else value for value in values] for values in (one.x, one.y))
-            plt.plot(x, y, label=one.label, marker=marker)
+            plt.plot(x, y, label=one_line(one.label), marker=marker)
         if result.by == "time":
             _time_ticks(plt, result.lines(metric))
         text = plt.build()
@@ -81,11 +81,11 @@ def picture(result: Result, path: Path) -> None:
             )
             if result.by == "time":
                 x = [value / unit_s for value in x]
-            (drawn,) = axis.plot(x, y, linewidth=1.4, label=one.label, marker="." if len(x) < 30 else None)
+            (drawn,) = axis.plot(x, y, linewidth=1.4, label=_drawn(one.label), marker="." if len(x) < 30 else None)
             low = [value - around for value, around in zip(y, spread, strict=True)]
             high = [value + around for value, around in zip(y, spread, strict=True)]
             axis.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
-        axis.set_ylabel(NAMES.get(metric, metric))
+        axis.set_ylabel(_drawn(NAMES.get(metric, metric)))
         axis.grid(alpha=0.25)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
@@ -100,6 +100,11 @@ def picture(result: Result, path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error}", hint="--png FILE.png, or .svg or .pdf") from None
     finally:
         plt.close(figure)
+
+
+def _drawn(name: str) -> str:
+    """A name as matplotlib draws it: what stands between dollars would be a formula."""
+    return one_line(name).replace("$", r"\$")
 
 
 def _unit(result: Result) -> tuple[float, str]:

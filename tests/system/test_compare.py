@@ -173,3 +173,12 @@ def test_a_run_that_is_not_there_is_said_by_its_name(runs: tuple[Specctl, dict[s
     specctl, ids = runs
     done = specctl("compare", ids["run6"], "nothing-like-it")
     assert done.code == 4 and "no run 'nothing-like-it'" in done.err and done.out == ""
+
+
+def test_versions_that_no_agent_writes_are_no_versions(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    path = specctl.run_dir(ids["again"]) / "run.json"
+    for versions in ([1], "3.11", 5, None):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "versions": versions}))
+        done = specctl("compare", ids["run6"], ids["again"])
+        assert done.code == 1 and "version of python" in done.out

@@ -85,3 +85,17 @@ def test_a_plot_without_its_libraries_says_how_to_get_them(runs: tuple[Specctl, 
     (specctl.home / "hidden" / "plotext.py").write_text("raise ImportError")
     done = specctl("plot", ids[0], "-m", "loss", PYTHONPATH=f"{specctl.home / 'hidden'}:{':'.join(sys.path)}")
     assert done.code == 2 and "a plot needs plotext" in done.err and "pip install plotext" in done.err
+
+
+def test_what_would_move_the_cursor_or_be_a_formula_is_drawn_as_it_is_written(runs: tuple[Specctl, list[str]]) -> None:
+    specctl, ids = runs
+    path = specctl.run_dir(ids[0]) / "metrics.jsonl"
+    rows = path.read_text().splitlines()[:-2]
+    for worker in ("\x1b[2Jcleared", "[bold]two\nlines", "$\\no{formula$", "\ud800"):
+        row = {**json.loads(rows[0]), "worker": worker, "loss": 1.0, "\x1b[2J$\\x{$": 2.0}
+        rows += [json.dumps({**row, "step": step}) for step in range(3)]
+    path.write_text("\n".join([*rows, ""]))
+    done = specctl("plot", ids[0], "-m", "loss,\x1b[2J$\\x{$", "--workers")
+    assert done.code == 0 and "\\x1b[2Jcleared" in done.out and "\x1b" not in done.out
+    drawn = specctl("plot", ids[0], "-m", "loss,\x1b[2J$\\x{$", "--workers", "--png", "odd.png")
+    assert drawn.code == 0 and (specctl.project / "odd.png").stat().st_size > 1000

@@ -102,6 +102,21 @@ def test_a_command_is_run_until_it_works_and_a_watch_that_was_killed_goes_on_whe
     assert len(told.read_text().splitlines()) == len(ids) + 3
 
 
+def test_records_that_no_supervisor_writes_are_passed_over_and_the_rest_is_told(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    poll_until(lambda: specctl.status(run)["state"] == "FAILED")
+    path = specctl.run_dir(run) / "events.jsonl"
+    nonce = json.loads(path.read_text().splitlines()[0])["nonce"]
+    odd = [f'"time": {time}, "event": "exception"' for time in ("1e999", "-1", "1" + "0" * 400, "NaN", '"now"')]
+    odd += ['"time": 1, "event": "exception", "message": "told", "count": 1e999, "n": 1' + "0" * 400]
+    with path.open("a") as file:
+        file.writelines(f'{{"nonce": "{nonce}", {fields}}}\n' for fields in [*odd, '"time": "' + "[" * 99_999 + '"'])
+    for options in ((), ("--json",)):
+        done = specctl("watch", run, "--on", "exception", *options)
+        assert done.code == 1 and len(done.out.splitlines()) == 2 and "told" in done.out
+
+
 @contextlib.contextmanager
 def server(answers: list[int]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
     """Answers with each code in turn, and with the last for ever; what it was sent, with the key that it came by."""

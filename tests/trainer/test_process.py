@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
+from tests.trainer.support import REPOSITORY, TrainerProcess, losses, poll, records, write_config
 from trainer.checkpoint import steps_on_disk
 
 Start = Callable[..., TrainerProcess]
@@ -244,6 +248,29 @@ def test_what_stands_where_checkpoints_go_is_told_as_what_it_is(start_trainer: S
     code, _, err = start_trainer(write_config(settings, tmp_path / "config.yaml"), run_dir=run_dir).finish()
     assert code == 2 and "checkpoints, where checkpoints go, cannot be looked into: Not a directory" in err
     assert "Traceback" not in err
+
+
+def test_a_run_outlives_who_read_along(start_trainer: Start, settings: dict[str, Any], tmp_path: Path) -> None:
+    run = start_trainer(write_config(settings, tmp_path / "short.yaml"))
+    assert run.process.stdout and run.process.stderr
+    run.process.stdout.close()
+    said = run.process.stderr.read()
+    assert run.process.wait(60) == 0 and run.events()[-1]["event"] == "ended"
+    assert said == "trainer: nobody reads any more what the run says; it goes on, and its records have it all\n"
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="root may write anywhere, and cannot be kept from it here")
+def test_a_directory_that_cannot_be_written_is_told_before_the_training(settings: dict[str, Any], tmp_path: Path
+                                                                        ) -> None:  # fmt: skip
+    settings |= {"output_dir": str(tmp_path / "locked")}
+    settings["data"]["cache"] = str(tmp_path / "token-cache")
+    config = write_config(settings, tmp_path / "config.yaml")
+    (tmp_path / "locked").mkdir(mode=0o555)
+    rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] * (os.geteuid() == 0)
+    done = subprocess.run([*rights, sys.executable, "-m", "trainer", "train", config], capture_output=True, text=True,
+                          cwd=REPOSITORY)  # fmt: skip
+    assert done.returncode == 2 and "step=1" not in done.stdout
+    assert f"output_dir: nothing can be written to {tmp_path}/locked, where checkpoints go" in done.stderr
 
 
 def test_without_specctl_the_records_go_to_the_output_directory(

@@ -77,7 +77,13 @@ class PlainConsole:
 
     def say(self, line: str) -> None:
         with self._lock:
-            print(line, flush=True)
+            try:
+                print(line, flush=True)
+            except BrokenPipeError:
+                # Who read along has gone, and the run goes on; what is left in the buffer must not spoil its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                with contextlib.suppress(OSError):
+                    complain("nobody reads any more what the run says; it goes on, and its records have it all")
 
     def complain(self, line: str) -> None:
         with self._lock:
