@@ -209,6 +209,16 @@ def test_what_cannot_be_trained_on_is_refused_by_its_reason(turns: list[tuple[st
         encode(template_of(STYLES["gemma"]), [{"role": role, "content": content} for role, content in turns])
 
 
+def test_a_template_that_marks_what_is_generated_is_taken_at_its_word() -> None:
+    turn = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
+    chat = Template(tokenizer_of(
+        "byte-level", QWEN3.special,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n" + turn + "{% endif %}<|im_end|>\n{% endfor %}",
+    ))  # fmt: skip
+    said = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    assert runs(chat, encode(chat, said)) == ["That."], "without what ends the turn, which others are trained on"
+
+
 def test_a_conversation_may_begin_with_the_assistant() -> None:
     chat = template_of(STYLES["llama 3"])
     one = encode(chat, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])

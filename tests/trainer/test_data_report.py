@@ -87,6 +87,19 @@ def test_what_is_counted_is_what_a_run_counts(config: Path, settings: dict[str, 
     assert sum(stretch["tokens"] for stretch in said["samples"][0]["stretches"] if stretch["trained_on"]) > 2
 
 
+def test_what_is_cut_is_counted_in_conversations_and_tokens(
+    config: Path, settings: dict[str, Any], talks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with talks.open("a", encoding="utf-8") as file:
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "0123456789" * 40}]
+        file.write(json.dumps({"messages": turns}) + "\n")
+    cut = json.loads(shown(capsys, config, "--json"))
+    settings["data"] |= {"sequence_length": 1000, "buckets": [1000]}
+    whole = json.loads(shown(capsys, write_config(settings, config), "--json"))
+    assert (cut["cut"], whole["cut"], whole["cut_tokens"]) == (1, 0, 0)
+    assert cut["cut_tokens"] == whole["tokens"] - cut["tokens"] > 0
+
+
 def test_under_specctl_it_shares_what_is_tokenised_with_the_runs_of_the_same_workdir(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
