@@ -5,6 +5,7 @@ The long run is `make chaos`, its table docs/chaos.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -222,11 +223,18 @@ def test_the_observer_sees_from_outside_what_begins_forks_writes_and_dies(lab_re
         script = f"cd /root && exec python3 - daemon {TOKEN}"
         act = Path(oracle.__file__).with_name("act.py").read_text()
         lane.lab.inside(box.vmid, ["sh", "-c", f"{script} >/dev/null 2>&1"], input=act, check=True)
-        truth = poll_until(lambda: (found := box.observer.truth(TOKEN, box.observer.look())).starts and found)
-        assert truth.starts == 1 and len(truth.alive) == 1, "the daemon that the program has left behind"
-        [process] = [one for one in box.observer.look().processes if one.token == TOKEN]
-        os.kill(process.pid, signal.SIGKILL)
-        poll_until(lambda: box.observer.truth(TOKEN, box.observer.look()).dead)
+        poll_until(lambda: box.observer.truth(TOKEN, box.observer.look()).starts == 1)
+        poll_until(lambda: box.observer.truth(TOKEN, box.observer.look()).alive)
+
+        def killed() -> bool:
+            """The daemon that the program has left behind, or still the one that is just leaving it behind."""
+            for process in box.observer.look().processes:
+                if process.token == TOKEN:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
+            return bool(box.observer.truth(TOKEN, box.observer.look()).dead)
+
+        poll_until(killed)
         assert not box.observer.truth(TOKEN, box.observer.look()).ended, "it did not leave by itself"
 
 
