@@ -26,7 +26,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from trainer.config import DataConfig, ConfigError
 from trainer.data.rows import load_rows
-from trainer import chat_template
+from trainer.data import chat_template
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 
