@@ -176,11 +176,21 @@ def ssh_agent(socket_path: Path) -> Iterator[dict[str, str]]:
         pytest.skip("no ssh-agent on this machine; install it: apt-get install openssh-client")
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
     try:
-        poll_until(socket_path.exists, what="the agent listens")
+        poll_until(lambda: _listens(socket_path), what="the agent listens")
         yield {**os.environ, "SSH_AUTH_SOCK": str(socket_path)}
     finally:
         agent.terminate()
         agent.wait(10)
+
+
+def _listens(socket_path: Path) -> bool:
+    """Its socket is there a moment before it does."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(socket_path))
+        except OSError:
+            return False
+    return True
 
 
 def encrypt(sshd: LoopbackSshd) -> None:

@@ -36,12 +36,30 @@ class Conversation:
         return sum(len(message["content"]) for message in self.messages)
 
 
+DEEPEST = 64
+"""Objects and lists inside one another, of a conversation with all its tools."""
+
+
 def parse(record: Any) -> Conversation:
     """Raises `BadRecord`, which says what is wrong with it."""
     try:
-        return _parsed(record)
+        conversation = _parsed(record)
     except RecursionError:
         raise BadRecord("is nested too deeply") from None
+    # Not left to Python's own limit, which depends on who calls, and to what a template does with it.
+    if _deeper_than(DEEPEST, [conversation.messages, conversation.tools]):
+        raise BadRecord("is nested too deeply")
+    return conversation
+
+
+def _deeper_than(depth: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(depth):
+        if not level:
+            return False
+        inside = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [inner for several in inside for inner in several if isinstance(inner, (dict, list))]
+    return bool(level)
 
 
 def _parsed(record: Any) -> Conversation:
