@@ -21,7 +21,7 @@ BEAT_S = 2.0
 POLL_S = 0.5
 PROBE_S = 5.0
 """How often somebody looks whether the run has ended without a word."""
-TEXT_CHARS = 20_000
+TEXT_CHARS, NAME_CHARS = 20_000, 200
 LATEST, LARGEST = 1e11, 1e100
 """Times and numbers that a program may write, and no record holds; nan and infinity are none either."""
 HEAD = frozenset({"time", "event", "source", "attempt", "nonce"})
@@ -68,20 +68,30 @@ def _records(path: str, start: int, nonce: str) -> Iterator[dict[str, Any]]:
         at = start
         while (line := file.readline()).endswith(b"\n"):
             begin, at = at, at + len(line)
-            try:
-                value = json.loads(line, parse_constant=str)
-            except (ValueError, RecursionError):
-                continue
-            if not isinstance(value, dict) or value.get("nonce") != nonce:
-                continue
-            when, name = value.get("time"), value.get("event")
-            if isinstance(when, (int, float)) and 0 <= when < LATEST and isinstance(name, str):
-                fields = {key: _cut(item) for key, item in value.items() if key not in HEAD}
-                yield {"place": begin, "next": at, "at": float(when), "event": name[:200], "fields": fields}
+            if (record := read(line, nonce, chars=TEXT_CHARS)) is not None:
+                yield {"place": begin, "next": at, **record}
 
 
-def _cut(value: Any) -> Any:
+def read(
+    line: bytes, nonce: str, *, chars: int, without: frozenset[str] = frozenset(), unsigned: bool = False
+) -> dict[str, Any] | None:
+    """What a line of events.jsonl says, if it is a record of this attempt: `at`, `event` and its other `fields`, each
+    cut at `chars`. A program may write there, too; `unsigned`: a line without a nonce counts as well."""
+    try:
+        value = json.loads(line, parse_constant=str)
+    except (ValueError, RecursionError):
+        return None  # a line that is being written, or was cut
+    if not isinstance(value, dict) or value.get("nonce", nonce if unsigned else None) != nonce:
+        return None
+    when, name = value.get("time"), value.get("event")
+    if not isinstance(when, (int, float)) or not 0 <= when < LATEST or not isinstance(name, str):
+        return None
+    fields = {key: _cut(item, chars) for key, item in value.items() if key not in HEAD | without}
+    return {"at": float(when), "event": name[:NAME_CHARS], "fields": fields}
+
+
+def _cut(value: Any, chars: int) -> Any:
     if value is None or (isinstance(value, (int, float, bool)) and abs(value) < LARGEST):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "..."
+    return text if len(text) <= chars else text[:chars] + "..."

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
 from typing import Any
 
-from orchestrator.agent import files, gpu, probe, records
+from orchestrator.agent import events, files, gpu, probe, records
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import Misfit, RunPaths, RunSpec, from_json, is_run_id, to_json
 
@@ -30,7 +29,7 @@ def run(call: Call) -> None:
     known = records.spec(paths)
     spec, record = known if known is not None else (None, {})
     supervisor, stopper, stop = records.supervisor(paths), records.stopper(paths), records.stop_request(paths)
-    events, more = _events(paths, one.nonce, int(call.request.get("events") or 0))
+    newest, more = _events(paths, one.nonce, int(call.request.get("events") or 0))
     rows, why = gpu.rows() if one.gpus_declared or one.gpu_devices else ([], None)
     call.emit({
         "final": True, "probe": to_json(one), "host": os.uname().nodename, "root": paths.root,
@@ -39,7 +38,7 @@ def run(call: Call) -> None:
         "supervisor": None if supervisor is None else to_json(supervisor),
         "stop": None if stop is None else to_json(stop), "stopper": None if stopper is None else to_json(stopper),
         "since": {str(process.pid): _started_at(process.start_ticks) for process in one.tree},
-        "checkpoints": _checkpoints(paths), "events": events, "events_before": more,
+        "checkpoints": _checkpoints(paths), "events": newest, "events_before": more,
         "gpus": rows, "gpus_error": why,
     })  # fmt: skip
 
@@ -74,29 +73,14 @@ def _events(paths: RunPaths, nonce: str, wanted: int) -> tuple[list[dict[str, An
     except OSError:
         return [], False
     whole = size <= TAIL_BYTES
-    found = []
-    for text in lines[0 if whole else 1 :]:
-        try:
-            value = json.loads(text, parse_constant=str)
-        except (ValueError, RecursionError):
-            continue  # a line that is being written, or was cut
-        if not isinstance(value, dict) or value.get("nonce", nonce) != nonce:
-            continue
-        at, event = value.get("time"), value.get("event")
-        if isinstance(at, (int, float)) and isinstance(event, str):
-            left = {key: item for key, item in value.items() if key not in HEAD}
-            found.append({"at": float(at), "event": event[:FIELD_CHARS], "fields": {k: _cut(left[k]) for k in left}})
+    read = (
+        events.read(line, nonce, chars=FIELD_CHARS, without=LONG, unsigned=True) for line in lines[0 if whole else 1 :]
+    )
+    found = [one for one in read if one is not None]
     return found[len(found) - wanted :] if wanted < len(found) else found, not whole or len(found) > wanted
 
 
-HEAD = frozenset({"time", "event", "source", "attempt", "nonce", "traceback", "fingerprint", "argv"})
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, (int, float, bool)) or value is None:
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= FIELD_CHARS else text[:FIELD_CHARS] + "..."
+LONG = frozenset({"traceback", "fingerprint", "argv"})
 
 
 def _checkpoints(paths: RunPaths) -> list[dict[str, Any]]:

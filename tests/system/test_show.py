@@ -131,5 +131,19 @@ def test_a_run_whose_records_are_damaged_is_still_shown(specctl: Specctl) -> Non
     assert json.loads(specctl("show", run_id, "--json").out)["spec"] is None
 
 
+def test_times_and_numbers_that_none_can_be_spoil_no_page(specctl: Specctl) -> None:
+    done = specctl.launch("--name", "odd", "--until", "process", "--", "sh", "-c", "echo step=1; exit 3", TOKEN=SECRET)
+    run = done.json["run_id"]
+    poll_until(lambda: specctl.status(run)["state"] == "FAILED")
+    nonce = json.loads((specctl.run_dir(run) / "run.json").read_text())["spec"]["nonce"]
+    with (specctl.run_dir(run) / "events.jsonl").open("a") as file:
+        for time, value in (("1e300", "1"), ("1e999", "1"), ("1" + "0" * 400, "1"), ("1764000000", "1e999")):
+            file.write(f'{{"time": {time}, "event": "odd", "nonce": "{nonce}", "value": {value}}}\n')
+    shown = specctl("show", run, "--json")
+    assert shown.code == 0
+    assert [event["fields"] for event in shown.json["events"] if event["event"] == "odd"] == [{"value": "Infinity"}]
+    assert specctl("show", run).code == 0
+
+
 def test_a_run_that_nobody_knows(specctl: Specctl) -> None:
     assert specctl("show", "no-such-run").code == 4
