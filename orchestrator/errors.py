@@ -48,14 +48,20 @@ class UnreachableError(SpecctlError):
     """The target could not be asked, so nothing is known of its runs."""
 
     exit_code = 3
+    may_pass = True
+    """Whether asking again may help, with nothing changed."""
 
 
 class HostKeyError(UnreachableError):
     """The node's host key is unknown, or is not the one on record."""
 
+    may_pass = False
+
 
 class AuthError(UnreachableError):
     """The node refused every key that was offered."""
+
+    may_pass = False
 
 
 class DeadlineExceeded(UnreachableError):
@@ -73,9 +79,13 @@ class ContainerError(UnreachableError):
 class AgentError(UnreachableError):
     """The agent in the container could not run or did not answer in a frame."""
 
+    may_pass = False
+
 
 class NoAnswer(AgentError):
-    """The agent ended without a frame: it, or what carried it, was ended. Asking again may help."""
+    """The agent ended without a frame: it, or what carried it, was ended."""
+
+    may_pass = True
 
 
 class IdentityError(AgentError):

@@ -21,6 +21,16 @@ class Entry:
     sha256: str
 
 
+def text_of(data: bytes) -> tuple[str | None, str | None]:
+    """(the text that a file of a bundle holds, why it holds none)"""
+    try:
+        if b"\0" in data:
+            raise ValueError
+        return data.decode("utf-8"), None
+    except ValueError:
+        return None, f"it is no text ({len(data):,} bytes)"
+
+
 def bundle_hash(entries: Iterable[Entry]) -> str:
     """16 hex digits that name exactly these paths, kinds and contents, whatever their order."""
     total = hashlib.sha256()

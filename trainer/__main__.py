@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from typing import Any
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.report import tracking
@@ -101,6 +102,9 @@ def answer(arguments: argparse.Namespace) -> int:
         else:
             code = print_data(arguments)
         sys.stdout.flush()
+    except ConfigError as error:
+        complain(str(error))
+        return 2
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
@@ -112,15 +116,11 @@ def answer(arguments: argparse.Namespace) -> int:
 
 
 def print_plan(path: str) -> int:
-    try:
-        config = load_config(path)
-        check_inputs(config)
-        from trainer.plan.forecast import forecast
+    config = load_config(path)
+    check_inputs(config)
+    from trainer.plan.forecast import forecast
 
-        print(forecast(config), flush=True)
-    except ConfigError as error:
-        complain(str(error))
-        return 2
+    print(forecast(config), flush=True)
     return 0
 
 
@@ -131,9 +131,6 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
         from trainer.doctor.examine import doctor
 
         return doctor(config, quick=quick, as_json=as_json)
-    except ConfigError as error:
-        complain(str(error))
-        return 2
     except KeyboardInterrupt:
         complain("the doctor was interrupted; what it has not come to is not known")
         return 130
@@ -142,17 +139,11 @@ def examine(path: str, *, quick: bool, as_json: bool) -> int:
 def measure(path: str, *, steps: int, as_json: bool) -> int:
     stop = StopRequest()
     stop.listen()
-    try:
-        config = load_config(path)
-        check_inputs(config)
-        from rich.console import Console
+    config = load_config(path)
+    check_inputs(config)
+    from trainer import bench
 
-        from trainer import bench
-
-        found = bench.bench(config, stop, steps=steps)
-    except ConfigError as error:
-        complain(str(error))
-        return 2
+    found = bench.bench(config, stop, steps=steps)
     if found is None:
         return 1
     if not found["workers"]:
@@ -161,28 +152,29 @@ def measure(path: str, *, steps: int, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=1), flush=True)
     else:
-        Console(width=None if sys.stdout.isatty() else LOG_COLUMNS).print(bench.table(found))
+        _page().print(bench.table(found))
     return 0
 
 
 def print_data(arguments: argparse.Namespace) -> int:
-    try:
-        config = load_config(arguments.config)
-        check_inputs(config, weights=False)
-        from rich.console import Console
+    config = load_config(arguments.config)
+    check_inputs(config, weights=False)
+    from trainer.data import report
 
-        from trainer.data import report
-
-        # What is said meanwhile is no part of the answer.
-        found = report.report(config, samples=max(0, arguments.samples), row=arguments.row, say=complain)
-        if arguments.json:
-            print(report.as_json(found), flush=True)
-        else:
-            report.show(found, Console(width=None if sys.stdout.isatty() else LOG_COLUMNS))
-    except ConfigError as error:
-        complain(str(error))
-        return 2
+    # What is said meanwhile is no part of the answer.
+    found = report.report(config, samples=max(0, arguments.samples), row=arguments.row, say=complain)
+    if arguments.json:
+        print(report.as_json(found), flush=True)
+    else:
+        report.show(found, _page())
     return 1 if found.refusal and arguments.row is None else 0
+
+
+def _page() -> Any:
+    """Where tables are printed."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
 
 
 def print_schema() -> int:

@@ -23,6 +23,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trainer.kept import sync_folder
+
 MARKER = "COMPLETE.json"
 WEIGHTS = "drafter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -54,7 +56,7 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
     run = checkpoint.state.get("run")
     if not root.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        _sync(root.parent)
+        sync_folder(root.parent)
     if run is not None and run_of_root(root) != run:
         aside = root / f".{RUN}.partial"
         _write(aside, _as_json({"run": run}))
@@ -72,7 +74,7 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
         if checkpoint.averages:
             files[AVERAGES] = _write(aside / AVERAGES, _as_safetensors(checkpoint.averages))
         _write(aside / MARKER, _as_json({"step": checkpoint.step, "files": files}))
-        _sync(aside)
+        sync_folder(aside)
         # Of this run only a damaged one can be there: after a whole checkpoint no step before it is trained again.
         if path.exists():
             other = _run_of(path)
@@ -84,7 +86,7 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
     except BaseException:
         _remove(aside)
         raise
-    _sync(root)
+    sync_folder(root)
     return path
 
 
@@ -222,14 +224,6 @@ def _describe(path: Path) -> dict[str, Any]:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,3 +34,12 @@ def kept_folder(directory: Path, name: str, environ: Mapping[str, str]) -> Path:
     in WORKDIR, which is of this machine alone."""
     directory = directory.absolute()
     return (directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent) / name
+
+
+def sync_folder(folder: Path) -> None:
+    """What was made or renamed in it is there after a crash of the machine, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

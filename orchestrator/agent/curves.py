@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from orchestrator.agent import files, probe
-from orchestrator.agent.main import Call, Refusal
-from orchestrator.model import is_run_id, to_json
+from orchestrator.agent import files
+from orchestrator.agent.logfiles import identified
+from orchestrator.agent.main import Call
+from orchestrator.model import to_json
 
 ROWS = 512
 SLICES, SLICE_BYTES = 64, 1 << 20
@@ -25,13 +25,10 @@ Steps = dict[int, tuple[float, float]]
 
 def run(call: Call) -> None:
     """Request: `run_id`, `metrics` (names), `workers` (whether each one's own series are wanted, too)."""
-    run_id = str(call.request["run_id"])
-    found = probe.probe(call, [run_id], time.time()) if is_run_id(run_id) else []
-    if not found:
-        raise Refusal("notfound", f"no run {run_id} in {call.paths.runs}", "specctl ls lists the runs there are")
-    metrics, path = [str(one) for one in call.request["metrics"]], call.paths.run(run_id).metrics
-    told = read(path, found[0].nonce, metrics, workers=bool(call.request.get("workers")))
-    call.emit({"final": True, "probe": to_json(found[0]), **told})
+    seen = identified(call)
+    metrics, path = [str(one) for one in call.request["metrics"]], call.paths.run(seen.run_id).metrics
+    told = read(path, seen.nonce, metrics, workers=bool(call.request.get("workers")))
+    call.emit({"final": True, "probe": to_json(seen), **told})
 
 
 def read(path: str, nonce: str, metrics: list[str], *, workers: bool) -> dict[str, Any]:

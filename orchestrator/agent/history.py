@@ -8,9 +8,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import time
+from typing import Any
 
-from orchestrator.agent import curves, prepare, probe, put, records, show
+from orchestrator.agent import curves, prepare, put, records, show
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import RunSpec, WorkPaths, is_run_id, to_json
 
@@ -19,16 +19,11 @@ METRICS = ["loss", "tok_s"]
 
 def run(call: Call) -> None:
     """Request: `run_id`."""
-    run_id = str(call.request["run_id"])
-    found = probe.probe(call, [run_id], time.time()) if is_run_id(run_id) else []
-    known = records.spec(call.paths.run(run_id)) if found else None
-    if known is None:
-        raise Refusal("notfound", f"no run {run_id} that can be read in {call.paths.runs}", "specctl ls lists the runs")
-    (spec, record), paths = known, call.paths.run(run_id)
+    spec, record = asked_for(call)
     bundle = call.paths.bundle(spec.bundle)
     versions = record.get("versions")
     there = os.path.exists(os.path.join(bundle, put.COMPLETE))
-    curves_ = curves.read(paths.metrics, found[0].nonce, METRICS, workers=False)
+    curves_ = curves.read(call.paths.run(spec.run_id).metrics, spec.nonce, METRICS, workers=False)
     call.emit({
         "final": True, "spec": show.described(spec, diff=False), "host": os.uname().nodename,
         "env": {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in spec.env.items()},
@@ -36,6 +31,15 @@ def run(call: Call) -> None:
         "packages": _packages(call.paths, spec), "series": curves_["series"], "whole": curves_["whole"],
         "files": [to_json(one) for one in put.scan(bundle)] if there else None,
     })  # fmt: skip
+
+
+def asked_for(call: Call) -> tuple[RunSpec, dict[str, Any]]:
+    """The record of the run that a request names. Raises `Refusal` where there is none that can be read."""
+    run_id = str(call.request["run_id"])
+    known = records.spec(call.paths.run(run_id)) if is_run_id(run_id) else None
+    if known is None:
+        raise Refusal("notfound", f"no run {run_id} that can be read in {call.paths.runs}", "specctl ls lists the runs")
+    return known
 
 
 def _packages(workdir: WorkPaths, spec: RunSpec) -> dict[str, str] | None:

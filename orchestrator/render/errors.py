@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.health import age
+from orchestrator.render.log_errors import heading, in_workers
 from orchestrator.render.text import count
 from orchestrator.verbs.errors import Kind, Result, Seen
 
@@ -12,12 +13,11 @@ from orchestrator.verbs.errors import Kind, Result, Seen
 def texts(result: Result, now: float, *, tracebacks: bool) -> Iterator[str]:
     """One text an exception, ready for stdout."""
     for number, kind in enumerate(result.kinds, 1):
-        first = kind.message.partition("\n")[0]
         lines = [
-            f"-- {number} of {len(result.kinds)}: {kind.type}{f': {first}' if first else ''}",
+            heading(number, len(result.kinds), kind.newest),
             f"   {count(kind.count, 'time')} in {count(len(kind.seen), 'run')}, {_when(kind, now)}; "
             f"fingerprint {kind.fingerprint}",
-            *(f"   hint: {kind.hint}" for _ in range(bool(kind.hint))),
+            *([f"   hint: {kind.hint}"] if kind.hint else []),
             *(f"   {_run(one)}" for one in kind.seen),
         ]
         yield "\n".join([*lines, *([kind.traceback] if tracebacks else []), "", ""])
@@ -30,10 +30,8 @@ def _when(kind: Kind, now: float) -> str:
 
 def _run(one: Seen) -> str:
     group, probe = one.judged.group, one.result.probe
-    workers = ", ".join(name if times == 1 else f"{name} ({times})" for name, times in group.workers.items())
-    where = f" in {workers}" if workers else ""
     often = "" if group.count == 1 else f"{group.count:,} times"
-    said = f"{often}{where}".strip()
+    said = f"{often}{in_workers(group)}".strip()
     state = one.result.verdict.state
     why = f"{state}, the run ended with it" if one.judged.ended == "run" else one.judged.why
     return f"{probe.run_id} on {one.result.target.name}{f', {said}' if said else ''}: {why}"

@@ -14,14 +14,19 @@ def texts(result: Result, now: float) -> Iterator[str]:
     """One text a group, ready for stdout."""
     for number, one in enumerate(result.found, 1):
         group = one.group
-        first = group.message.partition("\n")[0]
-        head = f"-- {number} of {len(result.found)}: {group.type}{f': {first}' if first else ''}"
-        lines = [head, f"   {count(group.count, 'time')}{_workers(group)}; {one.why}", *_places(group, result, now)]
+        head = heading(number, len(result.found), group)
+        lines = [head, f"   {count(group.count, 'time')}{in_workers(group)}; {one.why}", *_places(group, result, now)]
         lines += [f"   hint: {group.hint}"] if group.hint else []
         yield "\n".join([*lines, group.traceback, "", ""])
 
 
-def _workers(group: Group) -> str:
+def heading(number: int, total: int, group: Group) -> str:
+    first = group.message.partition("\n")[0]
+    return f"-- {number} of {total}: {group.type}{f': {first}' if first else ''}"
+
+
+def in_workers(group: Group) -> str:
+    """` in drafter-0, drafter-1 (3)`; nothing where none is known."""
     if not group.workers:
         return ""
     return " in " + ", ".join(name if times == 1 else f"{name} ({times})" for name, times in group.workers.items())

@@ -37,12 +37,13 @@ def terminal(console: Console, result: Result) -> str:
             plt.ticks_color("default")
         plt.plotsize(width, min(HEIGHT, max(LEAST_HEIGHT, room)))
         plt.title(one_line(NAMES.get(metric, metric)))
-        for number, one in enumerate(result.lines(metric)):
+        lines = result.lines(metric)
+        for number, one in enumerate(lines):
             marker = None if coloured and not plain(console) else MARKS[number % len(MARKS)]
             x, y = ([math.nan if value is None else value for value in values] for values in (one.x, one.y))
             plt.plot(x, y, label=one_line(one.label), marker=marker)
         if result.by == "time":
-            _time_ticks(plt, result.lines(metric))
+            _time_ticks(plt, lines)
         text = plt.build()
         text = text if coloured else plt.uncolorize(text)
         texts.append("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
@@ -56,7 +57,7 @@ BOXES = str.maketrans("─│┌┐└┘├┤┬┴┼", "-|++++||+++")
 
 
 def _time_ticks(plt: Any, lines: list[Line]) -> None:
-    last = max((value for one in lines for value in one.x if value is not None), default=0.0)
+    last = _last(lines)
     ticks = [last * part / 4 for part in range(5)]
     plt.xticks(ticks, [age(tick) for tick in ticks])
 
@@ -69,13 +70,14 @@ def picture(result: Result, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    unit_s, unit = _unit(result)
+    curves = [result.lines(metric) for metric in result.metrics]
+    unit_s, unit = _unit([line for lines in curves for line in lines])
     figure, axes = plt.subplots(
         len(result.metrics), 1, sharex=True, squeeze=False, figsize=(10, 1.2 + 3.2 * len(result.metrics)),
         layout="constrained",
     )  # fmt: skip
-    for axis, metric in zip(axes[:, 0], result.metrics, strict=True):
-        for one in result.lines(metric):
+    for axis, metric, lines in zip(axes[:, 0], result.metrics, curves, strict=True):
+        for one in lines:
             x, y, spread = (
                 [math.nan if value is None else value for value in values] for values in (one.x, one.y, one.spread)
             )
@@ -107,10 +109,14 @@ def _drawn(name: str) -> str:
     return one_line(name).replace("$", r"\$")
 
 
-def _unit(result: Result) -> tuple[float, str]:
+def _last(lines: list[Line]) -> float:
+    """How far the longest of them goes."""
+    return max((x for line in lines for x in line.x if x is not None), default=0.0)
+
+
+def _unit(lines: list[Line]) -> tuple[float, str]:
     """What the time of all lines is best said in."""
-    lines = [line for metric in result.metrics for line in result.lines(metric)]
-    last_s = max((x for line in lines for x in line.x if x is not None), default=0.0)
+    last_s = _last(lines)
     return next(one for one in UNITS if last_s < 180 * one[0] or one == UNITS[-1])
 
 

@@ -11,6 +11,7 @@ from orchestrator import bundle, codediff
 from orchestrator.codediff import Code, FileChange, Text
 from orchestrator.errors import NotFound
 from orchestrator.fleet import Fleet
+from orchestrator.manifest import text_of
 from orchestrator.resolve import Run, resolve
 from orchestrator.verbs.compare import History, history_of, texts_of
 from orchestrator.verbs.logs import refuse_damaged
@@ -52,10 +53,5 @@ def _texts(here: bundle.Bundle, paths: Sequence[str]) -> dict[str, Text]:
 def _text(path: Path) -> Text:
     if path.is_symlink():
         return Text(text=f"-> {path.readlink()}\n")
-    data = path.read_bytes()
-    try:
-        if b"\0" in data:
-            raise ValueError
-        return Text(text=data.decode("utf-8"))
-    except ValueError:
-        return Text(text=None, why=f"it is no text ({len(data):,} bytes)")
+    text, why = text_of(path.read_bytes())
+    return Text(text=text, why=why)

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 from orchestrator import health
 from orchestrator.errors import (
-    AgentError,
-    AuthError,
-    HostKeyError,
     IdentityError,
     LinkLost,
     NoAnswer,
@@ -220,8 +217,7 @@ class _Reading:
 
     def _lost(self, error: UnreachableError) -> Word:
         """What to say before asking again. Raises `error` if that will not do, or has been tried for long enough."""
-        worth_it = isinstance(error, NoAnswer) or not isinstance(error, (AgentError, AuthError, HostKeyError))
-        if not self.request.follow or not self.request.patience_s or not worth_it:
+        if not self.request.follow or not self.request.patience_s or not error.may_pass:
             raise error
         if self._lost_at is None:
             self._lost_at, self._tries, self.logs.link_lost = time.monotonic(), 0, True

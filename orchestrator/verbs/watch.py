@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import health, index
-from orchestrator.errors import AgentError, AuthError, HostKeyError, NoAnswer, UnreachableError
+from orchestrator.errors import NoAnswer, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.health import age
 from orchestrator.inventory import Target
@@ -117,9 +117,7 @@ def run(fleet: Fleet, watched: Watched, mark: Bookmark, *, on: tuple[str, ...], 
                     mark.move(start=after)
             break
         except UnreachableError as error:
-            if isinstance(error, (AuthError, HostKeyError)) or (
-                isinstance(error, AgentError) and not isinstance(error, NoAnswer)
-            ):
+            if not error.may_pass:
                 raise
             if watched.lost_at is None:
                 watched.lost_at = time.monotonic()

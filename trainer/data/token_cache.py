@@ -28,6 +28,7 @@ from trainer.config import ConfigError
 from trainer.data.source_files import Source
 from trainer.data.source_hashes import content_of, hash_of
 from trainer.data.sources import BadRecord, where
+from trainer.kept import sync_folder
 
 VERSION = 1
 HEADER = "header.json"
@@ -176,7 +177,7 @@ class Writer:
             json.dump({"hash": hash_of(body), "body": body}, header)
             header.flush()
             os.fsync(header.fileno())
-        _sync(self.folder)
+        sync_folder(self.folder)
 
 
 class Damaged(Exception):
@@ -231,7 +232,7 @@ def _built(root: Path, key: str, sources: list[Source], before: list[list[str]],
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    _sync(root)
+    sync_folder(root)
     say(f"tokenised {writer.records} records in {time.monotonic() - started:.1f} s, kept in {root / key}")
     return _open(root / key, sources, key)
 
@@ -277,11 +278,3 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
             say(f"another process tokenises the same data: waiting for it ({path})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
