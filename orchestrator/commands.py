@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RUN, TARGET, PLACE, EITHER, MORE = "run", "target", "target or group", "run, target or group", "..."
-FILE = "file that has a schema"
+FILE = "what has a schema"
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "launch": (TARGET,),
@@ -25,3 +25,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "prune": (PLACE, MORE),
 }
 """In the order in which `--help` lists them. Each is the function of that name in `cli/NAME.py`."""
+
+ANSWERS: dict[str, int] = {
+    "launch": 1, "status": 1, "logs": 1, "stop": 1, "ls": 1, "show": 1, "compare": 1, "errors": 1, "diff": 1, "plot": 1,
+    "watch": 1, "targets": 1, "push": 1, "pull": 1, "prune": 1,
+}  # fmt: skip
+"""The verbs that have a `--json`, and the version of what each prints (docs/json.md says when it changes)."""
+FILES = ("hosts", "config", "command")
+"""What people write and a schema describes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import index
-from orchestrator.commands import COMMANDS, EITHER, FILE, MORE, PLACE, RUN, TARGET
+from orchestrator.commands import ANSWERS, COMMANDS, EITHER, FILE, FILES, MORE, PLACE, RUN, TARGET
 
 VARIABLE = "_SPECCTL_COMPLETE"
 NEWEST = 100
@@ -99,8 +99,8 @@ def _either(word: str, inventory: str | None = None) -> list[str]:
     return [*_places(word, inventory), *_runs(word, inventory)]
 
 
-def _files(word: str) -> list[str]:
-    return _fitting(("hosts", "config", "command"), word)
+def _files(word: str, inventory: str | None = None) -> list[str]:
+    return _fitting((*FILES, *ANSWERS), word)
 
 
 WORDS: dict[str, Callable[..., list[str]]] = {

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import answers
+
 PROGRAMS = Path(__file__).parent / "programs"
 KERNEL_TELLS_ENDS = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 15)
 """Whether the kernel tells how a process has ended that its parent has collected."""
@@ -92,6 +94,7 @@ class Specctl:
             out, err = process.communicate()
             raise AssertionError(f"specctl {' '.join(words)} hung\n{out}\n{err}") from None
         assert "Traceback (most recent call last)" not in err, err
+        answers.check(words, out)
         return Done(code=process.returncode, out=out, err=err)
 
     def launch(self, *words: str, target: str = "local", **environ: str) -> Done:

@@ -42,3 +42,4 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
+"""Of run.json; what commands print has versions of its own (`commands.ANSWERS`)."""

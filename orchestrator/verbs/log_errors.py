@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator import health
 from orchestrator.errors import NoAnswer
@@ -52,7 +52,7 @@ class Judged:
     """A group, and whether it is the run's failure, a worker's, or only something that was printed."""
 
     group: Group
-    ended: str | None
+    ended: Literal["run", "worker"] | None
     """`run`, `worker`, or None: it ended nothing that is known."""
     why: str
 

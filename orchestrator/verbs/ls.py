@@ -6,7 +6,7 @@ import fnmatch
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Final, Literal, get_args
 
 from orchestrator import index
 from orchestrator.errors import ConfigError
@@ -14,7 +14,7 @@ from orchestrator.fleet import Fleet, TargetView
 from orchestrator.model import StateName
 from orchestrator.resolve import Run, runs_of
 
-GONE = "GONE"
+GONE: Final = "GONE"
 """Not a state of a run: its target answered, and has no such run."""
 STATES: tuple[str, ...] = (*get_args(StateName), GONE)
 ROWS = 40
@@ -42,7 +42,7 @@ class Row:
 
     run_id: str
     target: str
-    state: str
+    state: StateName | Literal["GONE"]
     why: str
     started_at: float
     took_s: float | None = None
@@ -111,7 +111,8 @@ def _remembered(views: Sequence[TargetView], seen: set[str], *, whole: bool, fle
         for launch in launches:
             if launch.run_id in there:
                 continue  # it is there, and older than was asked for
-            state, why = GONE, "no longer there: it was removed, or its launch never got that far"
+            state: StateName | Literal["GONE"] = GONE
+            why = "no longer there: it was removed, or its launch never got that far"
             if view.error is not None:
                 state, why = "UNREACHABLE", f"launched from here; {view.error.message}"
             rows.append(

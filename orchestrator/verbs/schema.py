@@ -1,4 +1,5 @@
-"""`schema`: what the files that people write may hold, as JSON Schema, from the very models that read them."""
+"""`schema`: what the files that people write may hold, and what verbs print, as JSON Schema, from the very types that
+read and print them."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from orchestrator.commands import ANSWERS, FILES
 from orchestrator.configuration import CommandKeys, LaunchKeys
 from orchestrator.errors import ConfigError
 from orchestrator.inventory import Entry, HostsFile, Target
 from orchestrator.logscan.grammar import PATTERN_NAMES
 from typedyaml.jsonschema import json_schema
 
-File = Literal["hosts", "config", "command"]
 ASK_S = 60.0
 ASK = """
 import sys
@@ -25,11 +26,19 @@ sys.exit(main(["schema"]))
 """
 
 
-def run(file: File) -> dict[str, Any]:
-    """Raises `ConfigError` when the trainer that is shipped cannot be asked."""
-    if file == "hosts":
+def run(of: str) -> dict[str, Any]:
+    """`of` is one of `commands.FILES`, or a verb that has a `--json`. Raises `ConfigError` for another word, and when
+    the trainer that is shipped cannot be asked."""
+    if of in ANSWERS:
+        from orchestrator.answers.schema import schema_of  # it imports every verb
+
+        return schema_of(of)
+    if of not in FILES:
+        there = f"of files {', '.join(FILES)}; of what a verb prints {', '.join(ANSWERS)}"
+        raise ConfigError(f"there is no schema of {of!r}", hint=f"there are: {there}")
+    if of == "hosts":
         return json_schema(HostsFile, title="specctl's hosts.yaml", described={Entry: Target})
-    if file == "command":
+    if of == "command":
         return _with_patterns(json_schema(CommandKeys, title="specctl's keys beside a command"))
     found = _trainers()
     # Both sides know these keys; what they may hold is specctl's to say.

@@ -86,7 +86,7 @@ def bash(specctl: Specctl, line: str) -> list[str]:
         ("specctl status gpu1 l", ["local", "lab"]),
         ("specctl pull smollm2 ch", []),
         ("specctl logs --json 20261128", [RUNS[0]]),
-        ("specctl schema co", ["config", "command"]),
+        ("specctl schema co", ["config", "command", "compare"]),
         ("specctl ls --target g", ["gpu1", "gpu2"]),
         ("specctl ls --state un", ["unreachable"]),
         ("specctl logs --foll", ["--follow"]),
