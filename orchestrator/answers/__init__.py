@@ -18,7 +18,7 @@ from orchestrator.verbs import log_errors, show, watch
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "launch": (runs.Launch, runs.Plan),
     "status": (runs.Status,),
-    "logs": (runs.Line, runs.ErrorGroup),
+    "logs": (runs.LogLine, runs.ErrorGroup),
     "stop": (runs.Stop,),
     "ls": (runs.Ls,),
     "show": (runs.Show,),

@@ -159,11 +159,11 @@ class Show(Head):
     nonce: str
     argv: list[str]
     probe: Probe
-    """The look itself, from which all else is judged."""
+    """The look itself, from which all else is judged. What is in it may change within a version."""
     gpus: list[Gpu]
 
 
-class Line(TypedDict):
+class LogLine(TypedDict):
     """`logs`: a line of a log."""
 
     run_id: str
