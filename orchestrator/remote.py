@@ -29,7 +29,9 @@ from orchestrator.transport.base import Completed, Transport
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-TRAVELS = ("__init__.py", "record.py", "model", "errors.py", "frames.py", "manifest.py", "logscan", "agent")
+TRAVELS = (
+    "__init__.py", "record.py", "model", "errors.py", "ailments.py", "frames.py", "manifest.py", "logscan", "agent",
+)  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0
 UNFIT = re.compile(r"(ModuleNotFound|Import|Syntax)Error|Fatal Python error|.*\b([Uu]nknown|[Ii]llegal) option")

@@ -14,14 +14,13 @@ import socket
 import sys
 import tempfile
 
+from orchestrator import ailments
 from orchestrator.agent import gpu, space, tmux
 from orchestrator.agent.main import MAKE_ROOM, Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
 """What the agent needs of the standard library, beyond what `boot.py` has shown to be there."""
 PROBE_BYTES = 64 << 10
-SPARE_BYTES = 4 << 20
-"""Room for the records of a run."""
 
 
 def check(call: Call, *, present: bool) -> list[str]:
@@ -46,21 +45,11 @@ def _python() -> None:
 
 def room(workdir: str, wanted: int) -> None:
     """Raises `Refusal` when `wanted` bytes and a run's records have no room in the workdir."""
-    if why := lacks(workdir, wanted):
+    if why := ailments.lacks_room(space.disk_of(workdir), wanted):
         raise Refusal(
             "preflight", f"the workdir {workdir} {why}",
             f"{MAKE_ROOM}, or choose another `workdir:` in hosts.yaml",
         )  # fmt: skip
-
-
-def lacks(folder: str, wanted: int) -> str | None:
-    """What the disk of `folder` has too little of for `wanted` bytes and a run's records."""
-    disk = space.disk_of(folder)
-    if disk is None:
-        return None
-    if disk.free_bytes < wanted + SPARE_BYTES:
-        return f"has too little room for {(wanted + SPARE_BYTES) / (1 << 20):.1f} MiB: {disk.words}"
-    return f"has no room: {disk.words}" if disk.free_inodes == 0 else None
 
 
 def _file_system(call: Call) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 
 from orchestrator.agent import proc
+from orchestrator.ailments import mount_of
 from orchestrator.model import Disk
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -18,14 +18,14 @@ def disk_of(path: str) -> Disk | None:
         path = os.path.dirname(path)
     try:
         there = os.statvfs(path)
-        mount, options = _mount(os.path.realpath(path))
+        table = proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
+        mount = mount_of(table, os.path.realpath(path))
     except OSError:
         return None
-    # `emergency_ro`: an error has made it read-only, and statvfs does not know.
     return Disk(
-        mount=mount, free_bytes=there.f_bavail * there.f_frsize, total_bytes=there.f_blocks * there.f_frsize,
+        mount=mount.at, free_bytes=there.f_bavail * there.f_frsize, total_bytes=there.f_blocks * there.f_frsize,
         free_inodes=there.f_favail if there.f_files else None,
-        read_only=bool(there.f_flag & os.ST_RDONLY) or not {"ro", "emergency_ro"}.isdisjoint(options),
+        read_only=bool(there.f_flag & os.ST_RDONLY) or mount.read_only,
     )  # fmt: skip
 
 
@@ -35,14 +35,3 @@ def problem(path: str | None, error: OSError) -> str | None:
     about = error.errno in NO_ROOM or any(os.strerror(number) in text for number in NO_ROOM)
     disk = disk_of(path) if path and about else None
     return disk.words if disk else None
-
-
-def _mount(path: str) -> tuple[str, set[str]]:
-    """Where the file system of `path` is mounted, and how; of mounts over each other, the last."""
-    found, options = "/", set[str]()
-    for line in proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape").splitlines():
-        fields = line.split(" ")
-        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        if len(mount) >= len(found) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
-            found, options = mount, {*fields[5].split(","), *fields[-1].split(",")}
-    return found, options

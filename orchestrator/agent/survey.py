@@ -10,7 +10,8 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import gpu, place, proc, space, system, tmux
+from orchestrator import ailments
+from orchestrator.agent import gpu, proc, space, system, tmux
 from orchestrator.agent.main import Call, Refusal
 
 ASK_S = 20.0
@@ -47,13 +48,10 @@ def _workdir(workdir: str) -> dict[str, Any]:
     while not os.path.lexists(nearest) and nearest != "/":
         nearest = os.path.dirname(nearest)
     disk = space.disk_of(nearest)
-    problem = disk.words if disk and disk.read_only else None
-    if problem is None and not os.path.isdir(nearest):
-        problem = f"{nearest} is not a directory"
-    if problem is None and not os.access(nearest, os.W_OK | os.X_OK):
-        problem = f"{system.account().pw_name} cannot write in {nearest}"
-    if problem is None and (lacks := place.lacks(nearest, 0)):
-        problem = f"it {lacks}"
+    problem = ailments.unusable_folder(
+        nearest, user=system.account().pw_name, is_directory=os.path.isdir(nearest),
+        writable=os.access(nearest, os.W_OK | os.X_OK), disk=disk,
+    )  # fmt: skip
     there = nearest == workdir
     return {"workdir_there": there, "workdir_problem": problem, "free_bytes": disk.free_bytes if disk else None,
             "total_bytes": disk.total_bytes if disk else None}  # fmt: skip

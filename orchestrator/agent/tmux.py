@@ -12,18 +12,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from orchestrator import ailments
 from orchestrator.agent import system
 from orchestrator.agent.main import Refusal
 from orchestrator.model import WorkPaths
 
-OLDEST = (3, 2, "a")
-"""What libtmux can drive."""
 SOCKET_BYTES = 107
 """The longest path of a Unix socket."""
+CONDA = ("conda", "miniconda3", "miniforge3")
 ALIAS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 UTF8 = "C.UTF-8"
-LOCALE = re.compile(r"UTF-8 locale|LC_CTYPE")
-"""What tmux says when its locale is not UTF-8, or is not installed."""
 ASK_S = 10.0
 
 
@@ -40,23 +38,15 @@ class Tmux:
 
 def find() -> Tmux:
     """The first tmux that is new enough and starts; raises `Refusal` that names all that were found instead."""
-    said = []
+    found, locales = [], {}
     for program in candidates():
-        version, locale = _ask(program)
-        number = re.search(r"(\d+)\.(\d+)([a-z]?)", version) if locale is not None else None
-        if locale is None:
-            said.append(f"{program} does not start: {version}")
-        elif number and (int(number[1]), int(number[2]), number[3]) < OLDEST:
-            said.append(f"{program} is {version}, and 3.2a or newer is needed")
-        else:
-            return Tmux(program=program, version=version, locale=locale)
-    if not said:
-        searched = os.pathsep.join(_folders())
-        raise Refusal("preflight", f"tmux not found (searched {searched})", "install it there: apt-get install tmux")
-    hint = "install a newer one there: in /usr/local/bin, or with conda install -c conda-forge tmux"
-    if any(map(LOCALE.search, said)):
-        hint = "give it a UTF-8 locale: apt-get install libc-bin, or locale-gen en_US.UTF-8"
-    raise Refusal("preflight", "no tmux works there: " + "; ".join(said), hint)
+        said, locale = _ask(program)
+        found.append(ailments.Tmux(program=program, said=said, starts=locale is not None))
+        locales[program] = locale
+    chosen = ailments.tmux(found, os.pathsep.join(_folders()))
+    if isinstance(chosen, ailments.Ailment):
+        raise Refusal("preflight", chosen.what, chosen.hint)
+    return Tmux(program=chosen.program, version=chosen.said, locale=locales[chosen.program] or UTF8)
 
 
 def version() -> str:
@@ -79,7 +69,7 @@ def candidates() -> list[str]:
 def _folders() -> list[str]:
     """PATH, and where people put programs that they may not install: beside their Python, conda's, their own."""
     home = os.path.expanduser("~")
-    conda = [f"{root}/{name}/bin" for root in ("/opt", home) for name in ("conda", "miniconda3", "miniforge3")]
+    conda = [f"{root}/{name}/bin" for root in ("/opt", home) for name in CONDA]
     beside = os.path.dirname(sys.executable)
     return list(dict.fromkeys([*system.search_path().split(os.pathsep), beside, *conda, f"{home}/.local/bin"]))
 
@@ -87,7 +77,7 @@ def _folders() -> list[str]:
 def _ask(program: str) -> tuple[str, str | None]:
     """(what it says to -V, the locale it said it in; None: it says why it does not start)."""
     done = _run(program, UTF8)
-    if done[0] and LOCALE.search(done[1]):
+    if done[0] and ailments.LOCALE.search(done[1]):
         for name in _utf8_locales():
             if not (other := _run(program, name))[0]:
                 return other[1], name

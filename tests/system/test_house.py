@@ -14,7 +14,8 @@ from orchestrator.agent.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 PURE = [
-    "record", "model", "errors", "frames", "manifest", "health", "blame", "ladder", "comparison", "series", "logscan",
+    "record", "model", "errors", "ailments", "frames", "manifest", "health", "blame", "ladder", "comparison", "series",
+    "logscan",
 ]  # fmt: skip
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 
