@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "watch": (RUN,),
     "attach": (RUN,),
     "targets": (PLACE, MORE),
+    "doctor": (PLACE, MORE),
     "schema": (FILE,),
     "push": (TARGET,),
     "pull": (RUN,),

@@ -17,7 +17,7 @@ REWORDED = (
 )
 
 MEANT = {
-    "cancel": "stop", "check": "targets", "clean": "prune", "doctor": "targets", "download": "pull", "exec": "launch",
+    "cancel": "stop", "check": "targets", "clean": "prune", "diagnose": "doctor", "download": "pull", "exec": "launch",
     "get": "pull", "history": "ls", "hosts": "targets", "info": "show", "inspect": "show", "kill": "stop", "list": "ls",
     "nodes": "targets", "ps": "status", "put": "push", "rm": "prune", "run": "launch", "start": "launch",
     "submit": "launch", "tail": "logs", "terminate": "stop", "top": "status", "train": "launch", "upload": "push",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # every command would import every other's verb
     from orchestrator.verbs import (
         compare,
         diff,
+        doctor,
         errors,
         launch,
         log_errors,
@@ -317,3 +318,17 @@ def _target(view: targets.View, *, asked: bool) -> moved.Declared | moved.Survey
         "error": None if error is None else {"message": error.message, "hint": error.hint},
         "problems": [to_json(problem) for problem in view.problems],
     }  # fmt: skip
+
+
+def of_doctor(result: doctor.Result) -> dict[str, Any]:
+    return _envelope(
+        None, quick=result.quick, exit_code=result.exit_code,
+        targets=[
+            {
+                "name": view.target.name, "place": view.target.place, "reached": view.reached,
+                "fails": view.count("fail"), "warnings": view.count("warn"), "seconds": round(view.seconds, 3),
+                "checks": [{"name": name, **to_json(outcome)} for name, outcome in view.found],
+            }
+            for view in result.views
+        ],
+    )  # fmt: skip

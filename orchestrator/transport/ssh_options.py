@@ -87,14 +87,21 @@ class SshOptions:
         return self.ssh_command_with([])
 
     def ssh_command_with(self, flags: list[str]) -> str:
-        argv = ["ssh", *flags]
-        if self.config_file:
-            argv += ["-F", self.config_file]
-        if self.via:
-            argv += ["-J", self.via]
-        if self.spec.port:
-            argv += ["-p", str(self.spec.port)]
-        return shlex.join([*argv, f"{self.spec.user}@{self.spec.host}" if self.spec.user else self.spec.host])
+        return shlex.join(ssh_argv(self.spec, config_file=self.config_file, via=self.via, flags=flags))
+
+
+def ssh_argv(
+    spec: SshSpec, *, config_file: str | None, via: str | None = None, flags: list[str] | None = None
+) -> list[str]:
+    """What a person types to reach it."""
+    argv = ["ssh", *(flags or [])]
+    if config_file:
+        argv += ["-F", config_file]
+    if via:
+        argv += ["-J", via]
+    if spec.port:
+        argv += ["-p", str(spec.port)]
+    return [*argv, f"{spec.user}@{spec.host}" if spec.user else spec.host]
 
 
 def parse_spec(text: str) -> SshSpec:
