@@ -13,6 +13,7 @@ from orchestrator.answers import judged, moved, runs
 from orchestrator.answers.base import Error, Head, Reach
 from orchestrator.codediff import FileChange
 from orchestrator.comparison import Side
+from orchestrator.doctor.check import Outcome
 from orchestrator.verbs import log_errors, show, watch
 
 ANSWERS: dict[str, tuple[Any, ...]] = {
@@ -28,6 +29,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "plot": (judged.Plot,),
     "watch": (watch.News,),
     "targets": (moved.Targets,),
+    "doctor": (moved.Doctor,),
     "push": (moved.Push,),
     "pull": (moved.Pull,),
     "prune": (moved.Prune,),
@@ -41,6 +43,7 @@ BESIDE: dict[Any, Any] = {
     judged.Compared: Side,
     judged.File: FileChange,
     moved.Surveyed: moved.Declared,
+    moved.Checked: Outcome,
 }
 
 __all__ = ["ANSWERS", "BESIDE", "LINES", "Error", "Head", "Reach", "judged", "moved", "runs"]

@@ -52,6 +52,35 @@ class Targets(Head):
     targets: list[Surveyed | Declared]
 
 
+class Checked(TypedDict):
+    """What one check found; one check may find several things."""
+
+    check: str
+
+
+class Patient(TypedDict):
+    """A target, and what the doctor found there."""
+
+    name: str
+    place: str
+    reached: bool
+    """false: the way there is broken, and what lies beyond was not looked at."""
+    fails: int
+    warnings: int
+    took_s: float
+    checks: list[Checked]
+    """In the order in which they were made: the way there first."""
+
+
+class Doctor(Head):
+    """What is amiss with targets."""
+
+    quick: bool
+    """What takes seconds was left out (`--quick`)."""
+    exit_code: int
+    targets: list[Patient]
+
+
 class Push(Head):
     """What was sent."""
 

@@ -32,12 +32,14 @@ def devices(examined: Examined) -> Iterator[Outcome]:
     listed = ", ".join(found) or "no /dev/nvidia*"
     count = len(seen.gpus)
     smi = f"; nvidia-smi lists {count} GPU{'' if count == 1 else 's'}" if count else ""
-    for device, ailment in troubles:
-        detail = _listing(examined, device) or f"there is {listed}"
-        said = f"; opening it says: {device.refusal}" if device.refusal else ""
+    for kind in dict.fromkeys(ailment.kind for _, ailment in troubles):
+        alike = [(device, ailment) for device, ailment in troubles if ailment.kind == kind]
+        details = [detail for device, _ in alike if (detail := _listing(examined, device))] or [f"there is {listed}"]
+        said = {f"; opening it says: {device.refusal}" for device, _ in alike if device.refusal}
         yield Outcome(
-            status=_severity(examined), what=ailment.what, evidence=f"{detail}{said}{smi}",
-            mend=_mend(examined, device, ailment),
+            status=_severity(examined), what="; ".join(ailment.what for _, ailment in alike),
+            evidence=f"{', '.join(details)}{''.join(said)}{smi}",
+            mend=_mend(examined, kind, [device for device, _ in alike]),
         )  # fmt: skip
     if not troubles:
         yield ok(f"{seen.user} can open {listed}")
@@ -47,9 +49,8 @@ def _troubles(examined: Examined) -> Iterator[tuple[Device, Ailment]]:
     """Each device file that CUDA would need and that this user cannot use."""
     seen = examined.seen
     found = seen.devices
-    numbers = examined.target.gpus or sorted(
-        int(match[1]) for path in found if (match := re.fullmatch(r"/dev/nvidia(\d+)", path))
-    )
+    there = {int(match[1]) for path in found if (match := re.fullmatch(r"/dev/nvidia(\d+)", path))}
+    numbers = examined.target.gpus or sorted(there | {gpu.index for gpu in seen.gpus if gpu.index is not None})
     for name in (*(f"nvidia{number}" for number in numbers), *COMMON_DEVICES):
         device = found.get(f"/dev/{name}", Device(path=f"/dev/{name}", there=False))
         ailment = ailments.device(device, seen.user, seen.groups)
@@ -65,32 +66,38 @@ def _listing(examined: Examined, device: Device) -> str:
     return next((row for row in examined.seen.all("device") if row.endswith(f" {device.path}")), "")
 
 
-def _mend(examined: Examined, device: Device, ailment: Ailment) -> str:
-    hands, vmid, path = examined.hands, examined.target.vmid, device.path
-    if ailment.kind == "group":
-        return hands.inside(f"usermod -aG {device.group} {examined.seen.user}")
+def _mend(examined: Examined, kind: str, devices: list[Device]) -> str:
+    """What mends the same trouble of all these devices."""
+    hands, vmid, node = examined.hands, examined.target.vmid, examined.node
+    paths = [device.path for device in devices]
+    if kind == "group":
+        return hands.inside(f"usermod -aG {devices[0].group} {examined.seen.user}")
     if vmid is None:
-        if ailment.kind == "missing":
-            return hands.inside("modprobe nvidia && nvidia-modprobe -c 0 -u")
-        if ailment.kind == "mode":
-            return hands.inside(f"chmod 666 {path}")
-        return hands.inside(f"rm {path} && nvidia-modprobe -c 0 -u") if ailment.kind == "file" else hands.restart()
-    node = examined.node
-    if ailment.kind == "rules" or node is None:
-        return hands.restart()
-    if ailment.kind == "closed":
+        if kind in ("missing", "file"):
+            remove = f"rm {' '.join(paths)} && " if kind == "file" else ""
+            return hands.inside(f"{remove}modprobe nvidia && nvidia-modprobe -c 0 -u")
+        return hands.inside(f"chmod 666 {' '.join(paths)}") if kind == "mode" else hands.restart()
+    if kind == "closed":
         return hands.on_node("dmesg | grep -i nvrm | tail")
+    if kind == "rules" or node is None:
+        return hands.restart()
     steps = []
-    if ailment.kind == "missing" and path not in node.all("device"):
+    if kind == "missing" and any(path not in node.all("device") for path in paths):
         # Nothing can be passed on that the node itself does not have.
-        steps.append("modprobe nvidia-uvm && nvidia-modprobe -c 0 -u" if "uvm" in path else "nvidia-modprobe -c 0")
-    if ailment.kind == "file":
-        steps.append(f"pct exec {vmid} -- rm {path}")
-    if _version(node.all("version")) < PASSTHROUGH and node.all("version"):
-        line = f"lxc.mount.entry: {path} {path[1:]} none bind,optional,create=file"
-        steps.append(f"sed -i '1i {line}' /etc/pve/lxc/{vmid}.conf")
+        steps.append("modprobe nvidia && nvidia-modprobe -c 0 -u")
+    if kind == "file":
+        steps.append(f"pct exec {vmid} -- rm {' '.join(paths)}")
+    conf = node.all("conf")
+    if node.all("version") and _version(node.all("version")) < PASSTHROUGH:
+        lines = [f"lxc.mount.entry: {path} {path[1:]} none bind,optional,create=file" for path in paths]
+        steps += [f"sed -i '1i {line}' /etc/pve/lxc/{vmid}.conf" for line in lines]
     else:
-        steps.append(f"pct set {vmid} -{_slot(node.all('conf'), path)} {path},mode=0666")
+        options = []
+        for path in paths:
+            slot = _slot(conf, path)
+            conf = [*conf, f"{slot}: {path}"]
+            options.append(f"-{slot} {path},mode=0666")
+        steps.append(f"pct set {vmid} {' '.join(options)}")
     return hands.on_node(" && ".join([*steps, f"pct reboot {vmid}"]))
 
 
@@ -206,7 +213,7 @@ def torch(examined: Examined) -> Iterator[Outcome]:
     listed = f"nvidia-smi lists {len(seen.gpus)}" if seen.gpus else "nvidia-smi lists none"
     because, mend = "", f"look at what it says by hand: {examined.hands.inside(trial)}"
     if trouble is not None:
-        because, mend = f": {trouble[1].what}", _mend(examined, *trouble)
+        because, mend = f": {trouble[1].what}", _mend(examined, trouble[1].kind, [trouble[0]])
     elif re.search(r"driver.*(too old|insufficient)", why):
         because = ": the driver is older than this torch needs"
         mend = "upgrade the driver of the node, or take a torch that is built for an older CUDA"

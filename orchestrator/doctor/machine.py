@@ -68,7 +68,7 @@ def programs(examined: Examined) -> Iterator[Outcome]:
 
 def locale(examined: Examined) -> Iterator[Outcome]:
     seen = examined.seen
-    complaint = next((one.said for one in _tmuxes(examined) if not one.starts and ailments.LOCALE.search(one.said)), "")
+    complaint = _no_locale(examined)
     if complaint:
         mend = examined.hands.install("libc-bin")
         if examined.hands.manager == "apt-get":  # the package is there, and its locale was thrown away
@@ -79,19 +79,24 @@ def locale(examined: Examined) -> Iterator[Outcome]:
     yield ok(f"UTF-8 locales: {there.strip()}; the login's own is {seen.one('locale')}")
 
 
+def _no_locale(examined: Examined) -> str:
+    """What a tmux says that finds no UTF-8 locale."""
+    said = [one.said for one in _tmuxes(examined) if not one.starts and ailments.LOCALE.search(one.said)]
+    return said[0] if said else ""
+
+
 def tmux(examined: Examined) -> Iterator[Outcome]:
     found = _tmuxes(examined)
     chosen = ailments.tmux(found, "the login's PATH, /usr/local, conda's folders and ~/.local/bin")
     if not isinstance(chosen, Ailment):
         yield ok(f"{chosen.said}, {chosen.program}")
         return
-    mend = chosen.hint
-    if chosen.kind in ("missing", "unfit"):
-        mend = examined.hands.install("tmux")
+    if chosen.kind == "locale":
+        yield Outcome(status="unknown", what="no tmux starts before there is a UTF-8 locale")
+        return
+    mend = examined.hands.install("tmux")
     if chosen.kind == "unfit":
         mend += "   # if that brings the same one: conda install -c conda-forge tmux"
-    if chosen.kind == "locale":
-        mend = next(locale(examined)).mend
     evidence = "; ".join(f"{one.program} -V: {one.said}" for one in found) or f"PATH={examined.seen.one('path')}"
     yield Outcome(status="fail", what=chosen.what, evidence=evidence, mend=mend)
 
@@ -195,23 +200,22 @@ def workdir(examined: Examined) -> Iterator[Outcome]:
     )
     quoted, mount = shlex.quote(path), place.mount
     if problem:
-        mend = f"choose another `workdir:` of {examined.target.name} in hosts.yaml, or make room: specctl prune"
         if mount.read_only:
             mend = hands.inside(f"mount -o remount,rw {shlex.quote(mount.at)}")
-            evidence += f"; {mount.at} is mounted {','.join(sorted(mount.options))}"
+            evidence += f"; {mount.at} is mounted ro"
         elif not place.is_directory:
             mend = hands.inside(f"mv {shlex.quote(nearest)} {shlex.quote(nearest + '.away')}")
         elif not place.writable:
             mend = hands.inside(f"mkdir -p {quoted} && chown {seen.user} {quoted}")
-        elif place.disk is not None and path == nearest:
-            mend = f"specctl prune {examined.target.name}"
+        else:
+            mend = _make_room(examined, mount.at)
         yield Outcome(status="fail", what=f"the workdir {path} cannot be used: {problem}", evidence=evidence, mend=mend)
         return
     if "noexec" in mount.options:
         yield Outcome(
             status="warn" if examined.target.python else "fail",
             what=f"the workdir {path} is on a file system that runs no programs: environments there load no libraries",
-            evidence=f"{mount.at} is mounted {','.join(sorted(mount.options))}",
+            evidence=f"{mount.at} is mounted noexec",
             mend=hands.inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
         )  # fmt: skip
     elif mount.kind in ("tmpfs", "ramfs"):
@@ -231,16 +235,14 @@ def workdir(examined: Examined) -> Iterator[Outcome]:
 
 
 def disk(examined: Examined) -> Iterator[Outcome]:
-    seen, hands, target = examined.seen, examined.hands, examined.target
-    place = seen.place("workdir")
+    place = examined.seen.place("workdir")
     if place is None or place.disk is None:
         yield Outcome(status="unknown", what="df tells nothing of the workdir's file system")
         return
-    room = place.disk
-    grow = f"specctl prune {target.name}"
-    if target.vmid is not None and place.mount.at == "/":
-        grow += f"   # or: {hands.on_node(f'pct resize {target.vmid} rootfs +20G')}"
-    if room.free_bytes < LITTLE_DISK_BYTES:
+    room, grow = place.disk, _make_room(examined, place.mount.at)
+    if room.read_only or ailments.lacks_room(room, 0):
+        yield Outcome(status="unknown", what="the workdir comes first")
+    elif room.free_bytes < LITTLE_DISK_BYTES:
         yield Outcome(status="warn", what="little room is left for checkpoints and environments", evidence=room.words,
                       mend=grow)  # fmt: skip
     elif room.free_inodes is not None and room.free_inodes < LITTLE_INODES:
@@ -252,6 +254,14 @@ def disk(examined: Examined) -> Iterator[Outcome]:
         yield ok(room.words)
 
 
+def _make_room(examined: Examined, mount: str) -> str:
+    target, prune = examined.target, f"specctl prune {examined.target.name}"
+    volume = examined.node.mounted(mount) if examined.node is not None else None
+    if target.vmid is None or volume is None:
+        return f"{prune}   # or a `workdir:` on another disk, in hosts.yaml"
+    return f"{prune}   # or: {examined.hands.on_node(f'pct resize {target.vmid} {volume} +20G')}"
+
+
 def tmp(examined: Examined) -> Iterator[Outcome]:
     place = examined.seen.place("tmp")
     if place is None:
@@ -261,13 +271,13 @@ def tmp(examined: Examined) -> Iterator[Outcome]:
     if not place.is_directory or not place.writable:
         yield Outcome(
             status="warn", what=f"{examined.seen.user} cannot write in {place.path}, which programs take for granted",
-            evidence=f"{mount.at} is mounted {','.join(sorted(mount.options))}; test -w {place.path} says no",
+            evidence=f"test -w {place.path} says no" + (f"; {mount.at} is mounted ro" if mount.read_only else ""),
             mend=examined.hands.inside(f"mkdir -p {at} && chmod 1777 {at}"),
         )  # fmt: skip
     elif "noexec" in mount.options:
         yield Outcome(
             status="warn", what=f"{place.path} runs no programs: what torch compiles there cannot be loaded",
-            evidence=f"{mount.at} is mounted {','.join(sorted(mount.options))}",
+            evidence=f"{mount.at} is mounted noexec",
             mend=f"set env: {{TMPDIR: ...}} of {examined.target.name} in hosts.yaml to a folder of a disk, or "
             + examined.hands.inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
         )  # fmt: skip

@@ -51,6 +51,15 @@ class Report:
         parts = self.all("at")
         return any(one == part for one in parts) and (self.whole or parts[-1] != part)
 
+    def mounted(self, path: str) -> str | None:
+        """The key of a container's configuration that mounts its volume at `path`: rootfs, mp0, ... None where that is
+        no volume, but a folder of the node."""
+        for row in self.all("conf"):
+            match = re.match(r"(rootfs|mp\d+): ([^,]+)(?:,.*?\bmp=([^,]+))?", row)
+            if match and (match[3] or "/") == path and not match[2].startswith("/"):
+                return match[1]
+        return None
+
     # --- what several checks read -----------------------------------------------------------------------------------
 
     @property

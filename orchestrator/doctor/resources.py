@@ -148,7 +148,8 @@ def clock(examined: Examined) -> Iterator[Outcome]:
     ahead = "ahead of" if offset_s > 0 else "behind"
     mend = examined.hands.on_node("timedatectl set-ntp true")
     yield Outcome(
-        status="warn", what=f"its clock is {abs(offset_s):,.0f} s {ahead} this machine's: runs have its times",
+        status="warn",
+        what=f"its clock is {abs(offset_s):,.0f} s {ahead} this machine's: the times of its runs are its own",
         evidence=f"seen to within {within_s:.1f} s, half of what the look took", mend=mend,
     )  # fmt: skip
 

@@ -272,8 +272,7 @@ dpkg-query -W -f '${Package} ${Version}\n' pve-container pve-manager lxc-pve 2>/
 look "$vmid"
 frozen "$vmid" 2>/dev/null && tell frozen
 sed -n '/^\[/q; p' "/etc/pve/lxc/$vmid.conf" 2>/dev/null |
-    grep -E '^(dev[0-9]+|unprivileged|memory|cores|lxc\.(cgroup2?\.devices|mount\.entry|prlimit|idmap).*)[:. =]' |
-    lines conf
+    grep -E '^(dev[0-9]+|mp[0-9]+|rootfs):' | lines conf
 for file in /dev/nvidia*; do [ ! -c "$file" ] || tell device "$file"; done
 [ ! -r /proc/driver/nvidia/version ] || lines module </proc/driver/nvidia/version
 if [ "$(id -u)" != 0 ]; then

@@ -37,12 +37,16 @@ def _view(console: Console, view: View, *, verbose: bool) -> None:
         for check, outcome in view.found:
             if outcome.status == status:
                 _outcome(console, check, outcome)
-    fine = [check for check, outcome in view.found if outcome.status == "ok"]
+    fine = len({check for check, outcome in view.found if outcome.status == "ok"})
     dark = [check for check, outcome in view.found if outcome.status == "unknown"]
-    if fine and not verbose:
-        line(console, f"fine: {', '.join(dict.fromkeys(fine))}", style="dim")
-    if dark and not verbose:
-        line(console, f"not looked at: {', '.join(dict.fromkeys(dark))}", style="dim")
+    if verbose:
+        return
+    parts = [f"{count(fine, 'check')} found nothing"] if fine else []
+    if dark and not view.reached:
+        parts.append(f"{len(dark)} could not be made: {view.examined.broken} comes first")
+    elif dark:
+        parts.append(f"not made: {', '.join(dict.fromkeys(dark))}")
+    line(console, "; ".join(parts), style="dim")
 
 
 def _counted(fails: int, warnings: int) -> str:

@@ -320,15 +320,15 @@ def _target(view: targets.View, *, asked: bool) -> moved.Declared | moved.Survey
     }  # fmt: skip
 
 
-def of_doctor(result: doctor.Result) -> dict[str, Any]:
-    return _envelope(
-        None, quick=result.quick, exit_code=result.exit_code,
-        targets=[
+def of_doctor(result: doctor.Result) -> moved.Doctor:
+    return {
+        **_head("doctor"), "quick": result.quick, "exit_code": result.exit_code,
+        "targets": [
             {
                 "name": view.target.name, "place": view.target.place, "reached": view.reached,
-                "fails": view.count("fail"), "warnings": view.count("warn"), "seconds": round(view.seconds, 3),
-                "checks": [{"name": name, **to_json(outcome)} for name, outcome in view.found],
+                "fails": view.count("fail"), "warnings": view.count("warn"), "took_s": view.took_s,
+                "checks": [{"check": name, **to_json(outcome)} for name, outcome in view.found],
             }
             for view in result.views
         ],
-    )  # fmt: skip
+    }  # fmt: skip

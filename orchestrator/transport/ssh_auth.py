@@ -223,6 +223,8 @@ def _load(path: str, blob: bytes | None, options: SshOptions) -> paramiko.PKey |
     kind = paramiko.Message(blob).get_string().decode(errors="replace") if blob else ""
     if kind.startswith("sk-"):
         return _Unusable(why=_security_key(path, kind))
+    if kind == "ssh-dss":
+        return _Unusable(why=f"{path} is a DSA key, which neither specctl nor a present OpenSSH uses any more")
     try:
         return paramiko.PKey.from_path(path)
     except OSError as error:

@@ -32,6 +32,7 @@ NODE_S = 30.0
 QUICK_S, FULL_S = 45.0, 150.0
 """Every step of the script has a limit of its own; this is for what can not be ended, as a disk that hangs."""
 NOW = re.compile(r" (?:python-says T )?now (\d+(?:\.\d+)?)$", re.MULTILINE)
+"""`date` tells whole seconds, Python more; and Python's is the clock that a run's records go by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class View:
     examined: Examined
     found: list[tuple[str, Outcome]]
     """(check, what it found), in the order of the round."""
-    seconds: float
+    took_s: float
 
     @property
     def target(self) -> Target:
@@ -79,7 +80,7 @@ def run(fleet: Fleet, names: Sequence[str], *, quick: bool = False) -> Result:
 def _view(fleet: Fleet, target: Target, quick: bool) -> View:
     begun = time.monotonic()
     examined = _examined(fleet, target, quick)
-    return View(examined=examined, found=list(checks.examine(examined)), seconds=time.monotonic() - begun)
+    return View(examined=examined, found=list(checks.examine(examined)), took_s=time.monotonic() - begun)
 
 
 def _examined(fleet: Fleet, target: Target, quick: bool) -> Examined:
@@ -151,14 +152,15 @@ def _look_inside(
         token, user=target.user, workdir=target.workdir, quick=quick, env=target.env, gpus=target.gpus,
         python=target.python or (sys.executable if local else None),
     )  # fmt: skip
-    said, broke, clocks = bytearray(), "", list[tuple[float, float]]()
+    said, broke, clock_s = bytearray(), "", None
     began = time.time()
     with way.stream(argv, deadline_s=QUICK_S if quick else FULL_S) as stream:
         try:
             for chunk in stream:
                 arrived, told = time.time(), NOW.findall(chunk.decode("utf-8", "replace"))
-                # A second's own fraction is not told by `date`.
-                clocks += [(float(now) - arrived, float(now) + ("." not in now) - began) for now in told]
+                if told:
+                    now = told[-1]
+                    clock_s = float(now) - arrived, float(now) + ("." not in now) - began
                 said += chunk
         except DeadlineExceeded as error:
             broke = error.message
@@ -170,7 +172,7 @@ def _look_inside(
         if not found.answered:
             done = Completed(exit_code=stream.exit_code, stdout=b"", stderr=stream.stderr, why_unknown=broke or None)
             raise way.explain(done) or _silent(target, bytes(said) + stream.stderr, broke)
-    return found, (max(least for least, _ in clocks), min(most for _, most in clocks)) if clocks else None
+    return found, clock_s
 
 
 def _silent(target: Target, said: bytes, broke: str) -> SpecctlError:
