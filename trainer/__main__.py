@@ -1,9 +1,10 @@
-"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `schema`: parse,
-catch signals before anything slow is imported, run, and say how it ended.
+"""`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `export RUN|CKPT`,
+`schema`: parse, catch signals before anything slow is imported, run, and say how it ended.
 
-Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, or more of the data is bad than a run
-accepts, 2 usage or configuration; 143 or 130 when a second signal, more than 5 s after the first, ended it at once.
-Verbs that train nothing: 130 interrupted, 141 nobody read the output to its end.
+Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, more of the data is bad than a run
+accepts, or an export does not decode as it was trained, 2 usage or configuration; 143 or 130 when a second signal, more
+than 5 s after the first, ended it at once. Verbs that train nothing: 130 interrupted, 141 nobody read the output to its
+end.
 """
 
 from __future__ import annotations
@@ -46,6 +47,25 @@ def main(argv: list[str] | None = None) -> int:
     bench_verb.add_argument("config", metavar="CONFIG")
     bench_verb.add_argument("--steps", type=int, default=30, metavar="N", help="that are measured (default: 30)")
     bench_verb.add_argument("--json", action="store_true", help="print the figures as JSON")
+    export_verb = verbs.add_parser("export", help="make a directory that SGLang and vLLM load; see docs/export.md")
+    export_verb.add_argument("checkpoint", metavar="RUN|CKPT", help="a run's directory, or one of its checkpoints")
+    export_verb.add_argument("--to", metavar="DIR", help="where it goes (export, in the run's directory)")
+    export_verb.add_argument("--format", choices=["zlab", "speculators"], default="zlab",
+                             help="zlab: SGLang and vLLM; speculators: vLLM and the package speculators (zlab)")
+    export_verb.add_argument("--weights", choices=["auto", "last", "ema"], default="auto",
+                             help="auto: the moving average, where one is kept (auto)")
+    export_verb.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
+                             help="auto: what the drafter computed in (auto)")
+    export_verb.add_argument("--target", metavar="DIR", help="where the target lies now, if not where it was")
+    export_verb.add_argument("--target-name", metavar="NAME",
+                             help="what the package speculators loads as the target (its path)")
+    export_verb.add_argument("--no-gate", dest="gate", action="store_false",
+                             help="do not look whether it decodes as it was trained; the contract will say so")
+    export_verb.add_argument("--prompts", metavar="FILE", help="for the gate, one on each line (built-in ones)")
+    export_verb.add_argument("--device", default="auto", help="of the gate: cpu, cuda:0 (auto: a GPU if there is one)")
+    export_verb.add_argument("--arithmetic", choices=["float32", "bfloat16"], default="float32",
+                             help="of the gate; in bfloat16 it takes half the memory and sees less (float32)")
+    export_verb.add_argument("--json", action="store_true", help="what came of it as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
     arguments = parser.parse_args(argv)
     if arguments.verb != "train":
@@ -97,6 +117,8 @@ def answer(arguments: argparse.Namespace) -> int:
             code = print_plan(arguments.config)
         elif arguments.verb == "bench":
             code = measure(arguments.config, steps=max(1, arguments.steps), as_json=arguments.json)
+        elif arguments.verb == "export":
+            code = make_export(arguments)
         elif arguments.verb == "doctor":
             code = examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
         else:
@@ -154,6 +176,12 @@ def measure(path: str, *, steps: int, as_json: bool) -> int:
     else:
         _page().print(bench.table(found))
     return 0
+
+
+def make_export(arguments: argparse.Namespace) -> int:
+    from trainer.export.command import export
+
+    return export(arguments, page=_page(), say=complain)
 
 
 def print_data(arguments: argparse.Namespace) -> int:

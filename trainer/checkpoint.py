@@ -137,7 +137,7 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointDamaged(f"{MARKER} cannot be read: {error}") from None
     for name, facts in expected.items():
         try:
-            found = _describe(path / name)
+            found = describe(path / name)
         except OSError as error:
             raise CheckpointDamaged(f"{name} is missing or unreadable: {error}") from None
         if found["bytes"] != facts.get("bytes"):
@@ -206,7 +206,7 @@ def _as_safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and sync; returns the size and hash of what was meant, which `_describe` finds out of what is there."""
+    """Write and sync; returns the size and hash of what was meant, which `describe` finds out of what is there."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for part in parts:
@@ -218,7 +218,7 @@ def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
