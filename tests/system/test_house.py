@@ -86,11 +86,12 @@ def test_trainer_and_orchestrator_never_import_each_other(path: Path) -> None:
 
 
 ROOMS = {
-    "data": ("report", "plan", "doctor", "train", "replica"),
-    "model": ("data", "report", "plan", "doctor", "train", "replica"),
-    "report": ("data", "plan", "doctor", "train"),
-    "plan": ("report", "doctor", "train", "replica"),
+    "data": ("export", "report", "plan", "doctor", "train", "replica"),
+    "model": ("export", "data", "report", "plan", "doctor", "train", "replica"),
+    "report": ("export", "data", "plan", "doctor", "train"),
+    "plan": ("export", "report", "doctor", "train", "replica"),
     "doctor": ("train",),
+    "export": ("data", "report", "plan", "doctor", "train", "replica"),
 }
 """The rooms of the trainer, and what lies beyond each."""
 BEFORE_A_RUN = ("__main__.py", "bench.py")
@@ -101,6 +102,13 @@ def test_a_room_of_the_trainer_knows_nothing_of_what_is_made_of_it(path: Path) -
     room = path.relative_to(ROOT / "trainer").parts[0]
     beyond = ROOMS.get(room, () if room in BEFORE_A_RUN else ("plan", "doctor"))
     assert not [name for name in beyond if uses(path, f"trainer.{name}") and name != room]
+
+
+def test_the_reference_decoder_is_independent_of_all_that_trains() -> None:
+    assert not uses(ROOT / "trainer" / "export" / "reference.py", "trainer")
+    code = "import sys, trainer.export.reference; print(*(name for name in sys.modules if name.startswith('trainer.')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["trainer.export", "trainer.export.reference"]
 
 
 @pytest.mark.parametrize("path", sources("orchestrator"), ids=str)

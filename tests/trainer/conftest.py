@@ -52,6 +52,34 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def learnt_run(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `exports.py`."""
+    from tests.trainer.exports import make_run
+
+    directory = tmp_path_factory.mktemp("learnt-run")
+    make_run(directory, tiny_target)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def made(learnt_run: Path) -> Any:
+    """What is exported of it."""
+    from trainer.export import package, source
+
+    found = source.find(learnt_run, which="auto", target=None, say=pytest.fail)
+    return package.package(found, format="zlab", dtype="float32", target_name="the/target")
+
+
+@pytest.fixture(scope="session")
+def replay(made: Any) -> Any:
+    """What the trainer drafts with it."""
+    from tests.trainer.exports import CPU, prompts_of
+    from trainer.export import gate
+
+    return gate.replay(made, prompts_of, device=CPU, arithmetic="float32")
+
+
 @pytest.fixture
 def settings(tiny_target: Path, tmp_path: Path) -> dict[str, Any]:
     """A configuration as plain data, to be changed by the test: 2 drafters, 6 steps."""

@@ -38,10 +38,7 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
         with package.place(to) as aside:
             contract = made.write(aside, gate=None)
             if arguments.gate:
-                outcome = gate.check(
-                    aside, made, prompts.reader(arguments.prompts), device=_device(arguments.device),
-                    arithmetic=arguments.arithmetic, say=say,
-                )  # fmt: skip
+                outcome = _through_the_gate(arguments, made, aside, say)
                 if outcome.differences:
                     raise _Refused
                 contract = contract.model_copy(update={"gate": outcome.gate})
@@ -53,6 +50,7 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
         page.print_json(json.dumps(_facts(made, contract, to, outcome)))
     elif outcome is not None:
         page.print(table(outcome))
+        page.print(below(outcome), highlight=False)
     if refused:
         assert outcome is not None
         say(f"{made.source.path} is not exported: {refusal(outcome)}")
@@ -60,6 +58,15 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
     if not arguments.json:
         page.print("\n".join(summary(made, contract, to)), highlight=False, soft_wrap=True)
     return 0
+
+
+def _through_the_gate(arguments: argparse.Namespace, made: Package, aside: Path, say: Callable[[str], None]
+                      ) -> Outcome:  # fmt: skip
+    device, arithmetic = _device(arguments.device), arguments.arithmetic
+    say(f"gate: the target writes after each prompt, and the trainer's drafter drafts ({arithmetic} on {device})")
+    replay = gate.replay(made, prompts.reader(arguments.prompts), device=device, arithmetic=arithmetic)
+    say(f"gate: the reference decoder reads the export, and drafts the same {len(replay.drafted.tokens_Nk)} blocks")
+    return gate.judge(aside, replay, say=say)
 
 
 def refusal(outcome: Outcome) -> str:
@@ -102,12 +109,14 @@ def table(outcome: Outcome) -> Table:
         share = by_trainer / before if before else math.nan
         shown.add_row(str(slot), str(by_trainer), by_reference, f"{share:.1%}" if before else "-")
         before = by_trainer
-    mean = 1 + sum(seen.kept_by_trainer) / count
-    shown.caption = f"{mean:.2f} tokens a block, with the target's own token behind those that it keeps"
-    if outcome.ties:
-        shown.caption += f"; {outcome.ties} ties, where two tokens are as good as each other"
-    shown.caption_justify = "left"
     return shown
+
+
+def below(outcome: Outcome) -> str:
+    """What the table comes to."""
+    mean = 1 + sum(outcome.gate.kept_by_trainer) / outcome.gate.blocks
+    said = f"{mean:.2f} tokens a block, with the target's own token behind those that it keeps"
+    return said + (f"; {outcome.ties} ties, where two tokens are as good as each other" if outcome.ties else "")
 
 
 def _facts(made: Package, contract: Contract, to: Path, outcome: Outcome | None) -> dict[str, Any]:

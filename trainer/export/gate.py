@@ -9,7 +9,6 @@ directory in every way that is known to go wrong (`mistakes.py`): one that makes
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from trainer.export.contract import Gate
 from trainer.export.mistakes import Trained, mistakes
 from trainer.export.package import Package
 from trainer.export.reference import Drafted, ReferenceTarget, Unreadable
-from trainer.export.source import DTYPES, DtypeName
+from trainer.export.source import DTYPES, DtypeName, Source
 from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import lay_out
@@ -58,6 +57,19 @@ TOLERANCES: dict[DtypeName, Tolerance] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """The trainer's side: what its drafter drafts behind texts of the target's own."""
+
+    source: Source
+    tensors: dict[str, Tensor]
+    """The checkpoint's, in the type that is exported."""
+    texts: list[Text]
+    drafted: Drafted
+    arithmetic: DtypeName
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What the gate saw."""
 
@@ -77,20 +89,23 @@ class _Compared:
     ties: int
 
 
-def check(directory: Path, package: Package, prompts: Callable[[Target], list[Tensor]], *, device: torch.device,
-          arithmetic: DtypeName, say: Callable[[str], None]) -> Outcome:  # fmt: skip
-    """Whether what is exported to `directory` is the checkpoint of `package`. `prompts` makes token ids [P] of a
-    target's tokenizer. Raises `ConfigError` for a target that cannot be loaded."""
-    source, dtype, tolerance = package.source, DTYPES[arithmetic], TOLERANCES[arithmetic]
-    config = TargetConfig(path=str(source.target_path), dtype=arithmetic, layer_ids=source.layer_ids)
-    say(f"gate: the target writes after each prompt, and the trainer's drafter drafts ({arithmetic} on {device})")
+def replay(package: Package, prompts: Callable[[Target], list[Tensor]], *, device: torch.device,
+           arithmetic: DtypeName) -> Replay:  # fmt: skip
+    """What the trainer's own drafter drafts with the checkpoint of `package`; nothing of it comes from the export.
+    `prompts` makes token ids [P] by a target's tokenizer. Raises `ConfigError` for a target that cannot be loaded."""
+    found = package.source
+    config = TargetConfig(path=str(found.target_path), dtype=arithmetic, layer_ids=found.layer_ids)
     target = load_target(config, device)
-    rounded = {name: tensor.to(DTYPES[package.dtype]).float() for name, tensor in source.weights.items()}
-    texts = list(_texts(target, prompts(target), block_size=source.block_size))
-    by_trainer = _by_trainer(package, target, rounded, texts, dtype=dtype)
-    del target
-    _free()
-    say(f"gate: the reference decoder reads the export, and drafts the same {len(by_trainer.tokens_Nk)} blocks")
+    texts = list(continued(target, prompts(target), block_size=found.block_size))
+    # What is rounded when it is written is no fault.
+    tensors = {name: tensor.to(DTYPES[package.dtype]) for name, tensor in found.weights.items()}
+    drafted = _by_trainer(found, target, tensors, texts, dtype=DTYPES[arithmetic])
+    return Replay(source=found, tensors=tensors, texts=texts, drafted=drafted, arithmetic=arithmetic, device=device)
+
+
+def judge(directory: Path, replay: Replay, *, say: Callable[[str], None]) -> Outcome:
+    """Whether what is exported to `directory` decodes as `replay` does."""
+    found, by_trainer, tolerance = replay.source, replay.drafted, TOLERANCES[replay.arithmetic]
     by_reference: Drafted | None = None
     diagnosis: list[str] = []
     try:
@@ -98,26 +113,27 @@ def check(directory: Path, package: Package, prompts: Callable[[Target], list[Te
     except Unreadable as error:
         compared = _Compared(differences=[str(error)], ties=0)
     else:
-        other = ReferenceTarget(source.target_path, device=device, dtype=dtype)
-        by_reference = reference.draft(reading, other, texts)
+        target = ReferenceTarget(found.target_path, device=replay.device, dtype=DTYPES[replay.arithmetic])
+        by_reference = reference.draft(reading, target, replay.texts)
         compared = _compare(by_trainer, by_reference, tolerance)
         if compared.differences:
             say("gate: they differ; trying what is known to go wrong")
             trained = Trained(
-                layer_ids=source.layer_ids, target_layers=source.target.layers, mask_token_id=source.mask_token_id,
-                rope_theta=source.shape.rope_theta, rms_norm_eps=source.shape.rms_norm_eps,
-                tensors={name: tensor.to(DTYPES[package.dtype]) for name, tensor in source.weights.items()},
+                layer_ids=found.layer_ids, target_layers=found.target.layers, mask_token_id=found.mask_token_id,
+                rope_theta=found.shape.rope_theta, rms_norm_eps=found.shape.rms_norm_eps, tensors=replay.tensors,
             )  # fmt: skip
-            diagnosis = [
-                mistake.name for mistake in mistakes(reading, trained)
-                if not _compare(by_trainer, reference.draft(mistake.reading, other, texts), tolerance).differences
-            ]  # fmt: skip
+            for mistake in mistakes(reading, trained):
+                if mistake.general and diagnosis:
+                    continue
+                mended = reference.draft(mistake.reading, target, replay.texts)
+                if not _compare(by_trainer, mended, tolerance).differences:
+                    diagnosis.append(mistake.name)
     return Outcome(
         gate=Gate(
-            arithmetic=arithmetic, blocks=len(by_trainer.tokens_Nk), kept_by_trainer=kept(by_trainer),
+            arithmetic=replay.arithmetic, blocks=len(by_trainer.tokens_Nk), kept_by_trainer=kept(by_trainer),
             kept_by_reference=kept(by_reference) if by_reference else [],
         ),
-        prompts=len(texts), differences=compared.differences, diagnosis=diagnosis, ties=compared.ties,
+        prompts=len(replay.texts), differences=compared.differences, diagnosis=diagnosis, ties=compared.ties,
     )  # fmt: skip
 
 
@@ -127,17 +143,11 @@ def kept(drafted: Drafted) -> list[int]:
     return counts
 
 
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 # --- what is drafted ------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _texts(target: Target, prompts: Sequence[Tensor], *, block_size: int) -> Iterator[Text]:
+def continued(target: Target, prompts: Sequence[Tensor], *, block_size: int) -> Iterator[Text]:
     """What the target writes greedily after each prompt, also beyond the token that ends its answer."""
     from transformers import DynamicCache
 
@@ -154,12 +164,12 @@ def _texts(target: Target, prompts: Sequence[Tensor], *, block_size: int) -> Ite
 
 
 @torch.no_grad()
-def _by_trainer(package: Package, target: Target, weights: dict[str, Tensor], texts: Sequence[Text], *,
+def _by_trainer(source: Source, target: Target, tensors: dict[str, Tensor], texts: Sequence[Text], *,
                 dtype: torch.dtype) -> Drafted:  # fmt: skip
-    """By what trains: its blocks, its mask, its drafter, its way to capture; nothing of it comes from the export."""
-    source, device = package.source, target.device
+    """By what trains: its blocks, its mask, its drafter, its way to capture."""
+    device = target.device
     drafter = Drafter(source.shape)
-    drafter.load_state_dict(weights)
+    drafter.load_state_dict(tensors)
     drafter.to(device).eval()
     ends, kernels = target.ends.to(device, dtype), plain(DenseAttention())
     parts: list[tuple[Tensor, ...]] = []

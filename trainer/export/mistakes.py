@@ -34,6 +34,8 @@ class Mistake:
     name: str
     """What would be wrong, if this reading agrees."""
     reading: Reading
+    general: bool = False
+    """Says less than any other that explains as much."""
 
 
 def mistakes(reading: Reading, trained: Trained) -> Iterator[Mistake]:
@@ -125,5 +127,5 @@ def _tensors(reading: Reading, trained: Trained) -> Iterator[Mistake]:
         listed = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         yield Mistake(
             name=f"other tensors: {listed} are not the checkpoint's",
-            reading=reading.with_tensors({name: trained.tensors[name] for name in changed}),
+            reading=reading.with_tensors({name: trained.tensors[name] for name in changed}), general=True,
         )

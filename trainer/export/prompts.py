@@ -33,7 +33,7 @@ def reader(path: str | None) -> Callable[[Target], list[Tensor]]:
     """Makes token ids [P] of the built-in prompts, or of the file's lines. Raises `ConfigError` for a file that cannot
     be read or has no line."""
     texts = BUILT_IN if path is None else _lines(Path(path).expanduser())
-    return lambda target: [_tokens(target, text) for text in texts]
+    return lambda target: [tokens_of(target, text) for text in texts]
 
 
 def _lines(path: Path) -> list[str]:
@@ -46,7 +46,7 @@ def _lines(path: Path) -> list[str]:
     return [line for line in found if line]
 
 
-def _tokens(target: Target, text: str) -> Tensor:
+def tokens_of(target: Target, text: str) -> Tensor:
     """As a user's turn, where the target has a chat template."""
     tokenizer = target.tokenizer
     if tokenizer.chat_template:
