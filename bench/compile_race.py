@@ -46,7 +46,7 @@ def start(device: torch.device, *, planned: bool, threads: int, steps: int, grap
     torch._dynamo.reset()
     compile_plan.watch.open()
     kernels_for.cache_clear()
-    config = config_for(SIZES, LENGTH, device, threads)
+    config = config_for(SIZES, LENGTH, [device] * threads)
     table = (torch.randn(SIZES["vocabulary"], SIZES["shape"].hidden) * 0.02).to(device, torch.bfloat16)
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
     kernels = kernels_for(device, compile_on_cpu="aot_eager")

@@ -1,15 +1,16 @@
 """How fast is a drafter's training step, and the target's forward, against what this card can do?
 
     python -m bench.trainer [--shapes qwen3-8b] [--length 2048] [--drafters 1 3] [--graphs on off] [--steps 20]
-                            [--loss auto] [--apart] [--processes N] [--target] [--out FILE]
+                            [--loss auto] [--apart] [--devices cuda:0 cuda:1] [--processes N] [--target]
+                            [--out FILE]
 
 Prints a JSON line for the ceiling (bf16 matrix product of 8192, TFLOP/s), then one for each number of drafters, every
-one a thread with a replica of its own on the same device, which average their gradients as in a run (`--apart`: which
-do not): milliseconds a step and steps a second of all together, milliseconds of forward + loss + backward (one drafter
-only), useful TFLOP/s of all together, share of the ceiling, and gigabytes at the peak. `--processes`: so many processes
-with a drafter each at the same time, to hold threads against. `--target`: the forward of a target of these shapes, with
-random weights. Useful: no recomputation counted, a slot sees half the context on average, the frozen head has no
-gradient of its own.
+one a thread with a replica of its own, all on the same device or on `--devices` in turn, which average their gradients
+as in a run (`--apart`: which do not): milliseconds a step and steps a second of all together, milliseconds of forward +
+loss + backward (one drafter only), useful TFLOP/s of all together, share of the ceiling (of one device), and gigabytes
+at the first device's peak. `--processes`: so many processes with a drafter each at the same time, to hold threads
+against. `--target`: the forward of a target of these shapes, with random weights. Useful: no recomputation counted, a
+slot sees half the context on average, the frozen head has no gradient of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,11 +115,12 @@ def make_batch(member: Replica, sizes: dict[str, Any], length: int, rank: int) -
     )  # fmt: skip
 
 
-def config_for(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, *, loss: str = "auto"
+def config_for(sizes: dict[str, Any], length: int, devices: Sequence[torch.device], *, loss: str = "auto"
                ) -> Config:  # fmt: skip
+    """Of a run with a drafter on each of `devices`."""
     return Config.model_validate({
-        "steps": "1", "batch_size": str(drafters), "target": {"path": "-"}, "loss": {"kernel": loss},
-        "devices": {"target": [str(device)], "drafter": [str(device)] * drafters},
+        "steps": "1", "batch_size": str(len(devices)), "target": {"path": "-"}, "loss": {"kernel": loss},
+        "devices": {"target": [str(devices[0])], "drafter": [str(device) for device in devices]},
         "data": {"kind": "python-docs", "sequence_length": str(length)}, "optimizer": {"lr": "1e-5"},
         "drafter": {"layers": str(sizes["shape"].layers), "block_size": str(sizes["block_size"]),
                     "anchors": str(sizes["anchors"]), "mask_token_id": "3"},
@@ -125,41 +128,54 @@ def config_for(sizes: dict[str, Any], length: int, device: torch.device, drafter
 
 
 class Drafters:
-    """So many replicas on one device, warm, with a thread each; `run` lets them step."""
+    """A replica on each of `devices`, warm, with a thread each; `run` lets them step."""
 
-    def __init__(self, sizes: dict[str, Any], length: int, device: torch.device, count: int, *, graphs: bool,
+    def __init__(self, sizes: dict[str, Any], length: int, devices: Sequence[torch.device], *, graphs: bool,
                  apart: bool, loss: str) -> None:  # fmt: skip
-        self.device, self.count, self.apart = device, count, apart or count == 1
-        config = config_for(sizes, length, device, count, loss=loss)
-        table, head = (
-            (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=device) * 0.02).to(torch.bfloat16)
-            for _ in range(2)
-        )
-        ends = FrozenEnds(embedding_VH=table, head_VH=head)
-        self.kernels = kernels_for(device, loss_kernel=loss)
+        self.count, self.apart = len(devices), apart or len(devices) == 1
+        self.devices = list(dict.fromkeys(devices))
+        config = config_for(sizes, length, devices, loss=loss)
+        tables = [(torch.randn(sizes["vocabulary"], sizes["shape"].hidden) * 0.02).to(torch.bfloat16) for _ in range(2)]
+        ends = {
+            device: FrozenEnds(embedding_VH=tables[0].to(device), head_VH=tables[1].to(device))
+            for device in self.devices
+        }  # fmt: skip
         self.members = [
-            Replica(sizes["shape"], ends, self.kernels, config, device, initial=generator_for("weights"))
-            for _ in range(count)
-        ]
+            Replica(
+                sizes["shape"], ends[device], kernels_for(device, loss_kernel=loss), config, device,
+                initial=generator_for("weights"),
+            ) for device in devices
+        ]  # fmt: skip
+        if len(self.devices) > 1 and not self.apart:
+            for member in self.members:
+                member.exchange_early()
         self.batches = [make_batch(member, sizes, length, rank) for rank, member in enumerate(self.members)]
-        units = compile_plan.plan([device] if self.kernels.compiles else [], rows=1, context_length=length,
-                                  anchors=sizes["anchors"], block_size=sizes["block_size"])  # fmt: skip
+        compiled = [device for device in self.devices if kernels_for(device, loss_kernel=loss).compiles]
+        units = compile_plan.plan(compiled, rows=1, context_length=length, anchors=sizes["anchors"],
+                                  block_size=sizes["block_size"])  # fmt: skip
         started = time.monotonic()
         compile_plan.warm_up(units, self._warm, say=lambda _: None)
         for member, batch in zip(self.members, self.batches, strict=True):
             if graphs:
+                self._settle_thread(member)
                 member.record([batch], averaged=not self.apart, several=False)
-        settle(device)
+        self._settle()
         self.warm_up_s = time.monotonic() - started
 
-    def _settle_thread(self) -> None:
-        compile_plan.settle_thread(self.device, cpu_threads=1, compiles=self.kernels.compiles)
+    def _settle(self) -> None:
+        for device in self.devices:
+            settle(device)
 
-    def _warm(self, _unit: compile_plan.Unit) -> dict[str, Any]:
-        self._settle_thread()
-        with self.members[0].stream():
-            self.members[0].loss_and_gradients(self.batches[0])
-        return self.kernels.of(self.batches[0].shape).compiled
+    def _settle_thread(self, member: Replica) -> None:
+        compile_plan.settle_thread(member.device, cpu_threads=1, compiles=member.kernels.compiles)
+
+    def _warm(self, unit: compile_plan.Unit) -> dict[str, Any]:
+        rank = next(rank for rank, member in enumerate(self.members) if str(member.device) == unit.device)
+        member, batch = self.members[rank], self.batches[rank]
+        self._settle_thread(member)
+        with member.stream():
+            member.loss_and_gradients(batch)
+        return member.kernels.of(batch.shape).compiled
 
     def run(self, steps: int) -> tuple[list[float], float]:
         """Milliseconds of each of the first one's steps, and seconds for all of everybody."""
@@ -167,20 +183,20 @@ class Drafters:
         times: list[float] = []
 
         def work(rank: int) -> None:
-            self._settle_thread()
             member, batch = self.members[rank], self.batches[rank]
+            self._settle_thread(member)
             average = None if self.apart else partial(member.average, replicas, rank)
             gate.wait()
             before = None
             with member.stream():
                 marks = []
                 for _ in range(steps):
-                    marks.append(mark(self.device))
+                    marks.append(mark(member.device))
                     figures = member.step([batch], lr=1e-5, average=average, hashed=False)
                     if before is not None:
                         before.wait()  # as in a run, which is never more than a step ahead
                     before = figures
-                marks.append(mark(self.device))
+                marks.append(mark(member.device))
                 figures.wait()
             if rank == 0:
                 times.extend(milliseconds(one, other) for one, other in itertools.pairwise(marks))
@@ -192,37 +208,38 @@ class Drafters:
         started = time.monotonic()
         for thread in threads:
             thread.join()
-        settle(self.device)
+        self._settle()
         return times, time.monotonic() - started
 
     def core_ms(self, steps: int) -> float:
         """Forward, loss and backward alone, of the first one."""
-        found = []
-        self._settle_thread()
-        with self.members[0].stream():
+        found, member = [], self.members[0]
+        self._settle_thread(member)
+        with member.stream():
             for _ in range(steps):
-                begun = mark(self.device)
-                self.members[0].loss_and_gradients(self.batches[0])
-                ended = mark(self.device)
-                settle(self.device)
+                begun = mark(member.device)
+                member.loss_and_gradients(self.batches[0])
+                ended = mark(member.device)
+                settle(member.device)
                 found.append(milliseconds(begun, ended))
         return statistics.median(found)
 
 
-def measure(sizes: dict[str, Any], length: int, device: torch.device, drafters: int, steps: int, *, graphs: bool,
+def measure(sizes: dict[str, Any], length: int, devices: Sequence[torch.device], steps: int, *, graphs: bool,
             apart: bool, loss: str) -> dict[str, Any]:  # fmt: skip
-    made = Drafters(sizes, length, device, drafters, graphs=graphs, apart=apart, loss=loss)
+    made, drafters = Drafters(sizes, length, devices, graphs=graphs, apart=apart, loss=loss), len(devices)
     compiles = compile_plan.watch.compiles
     made.run(WARM)
     times, seconds = made.run(steps)
     low, step_ms, high = (round(value, 2) for value in statistics.quantiles(times, n=4))
     return {
-        "drafters": drafters, "loss": loss, "graphs": graphs, "exchange": not made.apart, "length": length,
+        "drafters": drafters, "devices": len(made.devices), "loss": loss, "graphs": graphs,
+        "exchange": not made.apart, "length": length,
         "step_ms": step_ms, "step_ms_quartiles": [low, high], "steps_s": round(drafters * steps / seconds, 1),
         "core_ms": round(made.core_ms(min(steps, 20)), 2) if drafters == 1 else None,
         "tflop_s": drafters * useful_flop(sizes, length) * steps / seconds / 1e12,
         "warm_up_s": round(made.warm_up_s, 1), "late_compiles": compile_plan.watch.compiles - compiles,
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
+        "peak_gb": round(torch.cuda.max_memory_allocated(devices[0]) / 1e9, 2) if devices[0].type == "cuda" else None,
     }  # fmt: skip
 
 
@@ -248,7 +265,7 @@ def processes(arguments: argparse.Namespace, count: int, *, graphs: bool) -> dic
 
 def child(sizes: dict[str, Any], length: int, device: torch.device, steps: int, *, graphs: bool, loss: str
           ) -> None:  # fmt: skip
-    made = Drafters(sizes, length, device, 1, graphs=graphs, apart=True, loss=loss)
+    made = Drafters(sizes, length, [device], graphs=graphs, apart=True, loss=loss)
     made.run(WARM)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -298,14 +315,15 @@ def main() -> None:
     parser.add_argument("--graphs", choices=("on", "off"), nargs="+", default=["on"])
     parser.add_argument("--loss", choices=("auto", "chunked", "fused", "liger"), default="auto")
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--devices", type=torch.device, nargs="+", help="of the drafters, in turn")
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--target", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    sizes = SHAPES[arguments.shapes]
+    devices = arguments.devices or [torch.device("cuda:0" if torch.cuda.is_available() else "cpu")]
+    device, sizes = devices[0], SHAPES[arguments.shapes]
     if arguments.child:
         child(sizes, arguments.length, device, arguments.steps, graphs=arguments.graphs == ["on"], loss=arguments.loss)
         return
@@ -326,8 +344,9 @@ def main() -> None:
     found({"card": card, "torch": torch.__version__, "ceiling_tflop_s": round(ceiling, 1), "shapes": arguments.shapes})
     for drafters in arguments.drafters:
         for graphs in [one == "on" and device.type == "cuda" for one in arguments.graphs]:
+            placed = [devices[rank % len(devices)] for rank in range(drafters)]
             found(measure(
-                sizes, arguments.length, device, drafters, arguments.steps, graphs=graphs, apart=arguments.apart,
+                sizes, arguments.length, placed, arguments.steps, graphs=graphs, apart=arguments.apart,
                 loss=arguments.loss,
             ))  # fmt: skip
     if arguments.processes:

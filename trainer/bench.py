@@ -87,6 +87,7 @@ def bench(config: Config, stop: StopRequest, *, steps: int) -> dict[str, Any] | 
             stop.training = True
             reporter.phase("train")
             ending = training.run()
+            late = compile_plan.watch.compiles - compiled
         finally:
             reporter.ended(code=0, stopped=False)
         if ending.code:
@@ -98,7 +99,7 @@ def bench(config: Config, stop: StopRequest, *, steps: int) -> dict[str, Any] | 
             **_rates(training, console, steps=steps),
             "ready_s": round(ready_s, 2),
             "memory": _memory(training, before_bytes),
-            "compiles": {"warm_up": compiled - compiled_before, "after": compile_plan.watch.compiles - compiled},
+            "compiles": {"warm_up": compiled - compiled_before, "after": late},
             "torch": torch.__version__,
         }
 

@@ -70,9 +70,10 @@ class Replicas:
         except threading.BrokenBarrierError:
             raise Aborted from None
 
-    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), stream: Any = None) -> None:
-        """Make `flat` [P], the gradients, say, the sum over all replicas, in place; nobody reads it any more, as far as
-        its device is concerned, when this returns.
+    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), stream: Any = None,
+                mean: bool = False) -> None:  # fmt: skip
+        """Make `flat` [P], the gradients, say, the sum over all replicas, in place, or their `mean`; nobody reads it
+        any more, as far as its device is concerned, when this returns.
 
         On CUDA the work goes to `stream`, part after part as each is `ready`: while the device is still busy with what
         the later ones come from. Without parts it is one, which is ready when the current stream gets here.
@@ -86,10 +87,13 @@ class Replicas:
             added = []
             for number, part in enumerate(own):
                 low, high = self._slice(rank, part)
-                total = self._of(0, 0, number, low, high, flat.device).clone()
+                first = self._of(0, 0, number, low, high, flat.device)
+                # The mean as a distance from the first, so that of equals it is what they are: 3 * x / 3 need not be x.
+                total = torch.zeros_like(first) if mean else first.clone()
                 for other in range(1, self.count):
-                    total += self._of(0, other, number, low, high, flat.device)
-                flat[low:high] = total
+                    one = self._of(0, other, number, low, high, flat.device)
+                    total += one - first if mean else one
+                flat[low:high] = first + total / self.count if mean else total
                 added.append(dataclasses.replace(part, ready=event_here(flat.device)))
             for number, part in enumerate(self._published(1, rank, added)):
                 for other in range(self.count):
@@ -104,8 +108,7 @@ class Replicas:
     def mean(self, rank: int, buffers: Sequence[Tensor]) -> None:
         """Make each of the flat `buffers` the mean over all replicas, in place."""
         for buffer in buffers:
-            self.average(rank, buffer)
-            buffer /= self.count
+            self.average(rank, buffer, mean=True)
 
     def _slice(self, rank: int, part: Part) -> tuple[int, int]:
         """What of a part replica `rank` adds up for all."""

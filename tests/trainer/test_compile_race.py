@@ -1,7 +1,7 @@
 """The compile race that killed the drafters this project was born from: what it is, and why the plan leaves it no room.
 
 On the CPU the compiled functions are traced (`aot_eager`) and not turned into code: the race is one of the tracer's, so
-it is the same one. tests/trainer/test_cuda.py has it on a GPU, with FlexAttention.
+it is the same one. tests/gpu/test_compile_race.py has it on a GPU, with FlexAttention.
 """
 
 from __future__ import annotations
@@ -227,3 +227,22 @@ def test_threads_that_share_functions_of_one_form_find_them_at_every_call(
 ) -> None:
     training = train({**traced, "steps": 60, "log_every": 60})
     assert training.steps_done == 60
+
+
+def test_what_a_backward_computes_again_in_a_thread_with_other_settings_is_the_same_form() -> None:
+    """On CUDA that is a thread of autograd's, which may be older than what this run has set."""
+    shape, threads = (1, 64, 8), torch.get_num_threads()
+    kernel_set = kernels.kernels_for(torch.device("cpu"), compile_on_cpu="aot_eager", loss_kernel="chunked").of(shape)
+    hidden = torch.randn(40, 16).requires_grad_()
+    loss = kernel_set.head_loss(hidden, torch.randn(50, 16), torch.arange(40), chunk_rows=20).sum()
+
+    def backward() -> None:
+        torch.set_num_threads(threads + 1)
+        loss.backward()
+
+    try:
+        assert in_thread("autograd", backward) is None
+    finally:
+        torch.set_num_threads(threads)
+    compile_plan._check_forms(kernel_set.compiled)
+    assert hidden.grad is not None

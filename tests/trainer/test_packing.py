@@ -70,6 +70,17 @@ def test_a_hundred_thousand_documents_pack_in_a_moment() -> None:
     assert time.process_time() - started < 5
 
 
+def test_a_packed_row_cut_anywhere_is_the_beginning_of_the_whole(tiny_target: Path, tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_target)
+    config = DataConfig(kind="text", paths=documents(tmp_path), sequence_length=72, packing=True)
+    rows = load_rows(config, tokenizer, mask_token_id=3, seed=1)
+    every = torch.arange(len(rows))
+    whole = rows.cut(every, 72)
+    assert (whole[2].amax(dim=1) > 30).any(), "documents that begin behind where it is cut"
+    for length in (1, 8, 30, 71):
+        assert all(torch.equal(cut, full[:, :length]) for cut, full in zip(rows.cut(every, length), whole, strict=True))
+
+
 def test_a_packed_row_is_its_documents_one_behind_the_other(tiny_target: Path, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_target)
     config: dict[str, Any] = {"kind": "text", "paths": documents(tmp_path), "sequence_length": 72}

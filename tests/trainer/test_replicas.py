@@ -50,6 +50,23 @@ def test_every_replica_ends_with_the_same_bits_added_in_the_order_of_the_ranks()
         assert torch.equal(gradient, expected)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_the_mean_of_equals_is_what_they_are_to_the_bit(count: int) -> None:
+    """A step that is refused leaves what replicas meet halfway with where it was."""
+    weights = torch.randn(10_007, generator=torch.Generator().manual_seed(1))
+    replicas, buffers = Replicas(count), [[weights.clone()] for _ in range(count)]
+    assert in_threads(count, lambda rank: replicas.mean(rank, buffers[rank])) == [None] * count
+    assert all(torch.equal(buffer, weights) for (buffer,) in buffers)
+
+
+def test_the_mean_of_replicas_that_differ_is_theirs_and_the_same_for_all() -> None:
+    parts = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    replicas, buffers = Replicas(3), [[part.clone()] for part in parts]
+    assert in_threads(3, lambda rank: replicas.mean(rank, buffers[rank])) == [None] * 3
+    assert all(torch.equal(buffer, buffers[0][0]) for (buffer,) in buffers)
+    torch.testing.assert_close(buffers[0][0], torch.stack(parts).mean(dim=0))
+
+
 def test_a_replica_may_change_its_gradients_as_soon_as_it_has_them() -> None:
     replicas, gradients = Replicas(3), [torch.full((200_000,), float(rank + 1)) for rank in range(3)]
 

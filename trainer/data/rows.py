@@ -139,9 +139,9 @@ class Rows:
             end = 0
             for segment in self.segments(row):
                 begin, tokens = end, slice(self.start_G[segment], self.start_G[segment] + self.length_G[segment])
-                end += int(self.length_G[segment])
-                ids_BS[place, begin:end] = self.documents.tokens[tokens][: length - begin]
-                mask_BS[place, begin:end] = self.documents.trained[tokens][: length - begin]
+                end = min(end + int(self.length_G[segment]), length)
+                ids_BS[place, begin:end] = self.documents.tokens[tokens][: end - begin]
+                mask_BS[place, begin:end] = self.documents.trained[tokens][: end - begin]
                 if self.packing:
                     starts_BS[place, begin:end] = begin
             if self.packing:

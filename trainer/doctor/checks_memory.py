@@ -69,6 +69,8 @@ def peak_of(device: torch.device, work: Callable[[], Any]) -> int:
             work()
         return live.peak
     torch.cuda.synchronize(device)
+    # Each worker of a run has one of its own, which an earlier check has made here already.
+    torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()

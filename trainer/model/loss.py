@@ -11,8 +11,11 @@ gradients gives what one replica with all rows would have had.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +62,13 @@ class HeadLoss:
         if self.fused:
             of_rows: Tensor = _Fused.apply(hidden_RH, head_VH, labels_R, self, chunk_rows)  # type: ignore[no-untyped-call]
             return of_rows
+        again = functools.partial(_with_threads_of, torch.get_num_threads())
         # Non-reentrant: the reentrant form hides the inputs' graph. Nothing random runs inside, so no RNG state is
         # kept.
         return torch.cat([
             checkpoint(
-                work, hidden_RH[part], head_VH, labels_R[part], use_reentrant=False, preserve_rng_state=False
+                work, hidden_RH[part], head_VH, labels_R[part], use_reentrant=False, preserve_rng_state=False,
+                context_fn=again,
             ) for part, work in self.parts(len(labels_R), chunk_rows)
         ])  # fmt: skip
 
@@ -74,6 +79,19 @@ class HeadLoss:
             (slice(start, start + size), self.last_chunk if last and start == starts[-1] else self.chunk)
             for start in starts
         ]  # fmt: skip
+
+
+def _with_threads_of(threads: int) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Around the forward, and around the same work in the backward. On CUDA that is in a thread of autograd's own,
+    which keeps torch's number of threads as it was when that thread began; what is compiled is guarded by it."""
+    return contextlib.nullcontext(), _threads(threads)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+    yield
 
 
 PLAIN = {
