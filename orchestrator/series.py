@@ -6,7 +6,9 @@ is a power of two: rows of a wider series are several of a narrower one's, whate
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 from orchestrator.record import record
 
@@ -18,6 +20,8 @@ class Sums:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+    low: float | None = None
+    high: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -33,8 +37,10 @@ class Sums:
 
     def plus(self, other: Sums) -> Sums:
         return Sums(
-            count=self.count + other.count, total=self.total + other.total, squares=self.squares + other.squares
-        )
+            count=self.count + other.count, total=self.total + other.total, squares=self.squares + other.squares,
+            low=min((one.low for one in (self, other) if one.low is not None), default=None),
+            high=max((one.high for one in (self, other) if one.high is not None), default=None),
+        )  # fmt: skip
 
 
 @record
@@ -44,6 +50,8 @@ class Row:
     number: int
     at: float
     """When the first of them was."""
+    until: float
+    """When the last of them was."""
     sums: Sums
 
 
@@ -57,6 +65,10 @@ class Series:
     last: int
     """The last step that has this figure."""
     rows: list[Row]
+
+    def step(self, row: Row) -> int:
+        """The first step of a row. There is no step 0."""
+        return max(row.number * self.width, 1)
 
     def between(self, low: int, high: int) -> Sums:
         """Of the rows that begin at steps low..high-1."""
@@ -75,6 +87,17 @@ class Stretch:
     last: int
     a: Sums
     b: Sums
+
+
+GAP = 6.0
+"""Rows further apart than so many times their median distance are not joined: nothing is known of what lies between."""
+
+
+def gaps(places: Sequence[float]) -> set[int]:
+    """Of rows at these places, those that are not joined to the one before."""
+    distances = [after - before for before, after in itertools.pairwise(places)]
+    usual = sorted(distances)[len(distances) // 2] if distances else 0.0
+    return {number for number, one in enumerate(distances, 1) if usual > 0 and one > GAP * usual}
 
 
 def edges(series: list[Series], *, at_most: int = 5) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from orchestrator.agent.logfiles import identified
 from orchestrator.agent.main import Call
 from orchestrator.model import to_json
 
-ROWS = 512
+ROWS, MOST_ROWS = 512, 4096
 SLICES, SLICE_BYTES = 64, 1 << 20
 """Of a metrics.jsonl that is longer than all of them together so many slices are read, evenly spread."""
 ABOUT = frozenset({"time", "source", "attempt", "nonce", "step", "worker"})
@@ -24,14 +24,16 @@ Steps = dict[int, tuple[float, float]]
 
 
 def run(call: Call) -> None:
-    """Request: `run_id`, `metrics` (names), `workers` (whether each one's own series are wanted, too)."""
+    """Request: `run_id`, `metrics` (names), `workers` (whether each one's own series are wanted, too), `rows` (how many
+    a series may have)."""
     seen = identified(call)
     metrics, path = [str(one) for one in call.request["metrics"]], call.paths.run(seen.run_id).metrics
-    told = read(path, seen.nonce, metrics, workers=bool(call.request.get("workers")))
+    rows = min(MOST_ROWS, int(call.request.get("rows") or ROWS))
+    told = read(path, seen.nonce, metrics, workers=bool(call.request.get("workers")), at_most=rows)
     call.emit({"final": True, "probe": to_json(seen), **told})
 
 
-def read(path: str, nonce: str, metrics: list[str], *, workers: bool) -> dict[str, Any]:
+def read(path: str, nonce: str, metrics: list[str], *, workers: bool, at_most: int = ROWS) -> dict[str, Any]:
     """`series`, the names of all figures `there` are, and whether the file was read as a `whole`."""
     of_run: dict[str, Steps] = {metric: {} for metric in metrics}
     of_workers: dict[tuple[str, str], Steps] = {}
@@ -61,9 +63,9 @@ def read(path: str, nonce: str, metrics: list[str], *, workers: bool) -> dict[st
     series = []
     for metric, steps in of_run.items():
         steps = steps or _together([one for (name, _), one in of_workers.items() if name == metric], metric)
-        series += [_series(metric, None, steps)] if steps else []
+        series += [_series(metric, None, steps, at_most)] if steps else []
     if workers:
-        series += [_series(metric, worker, steps) for (metric, worker), steps in sorted(of_workers.items())]
+        series += [_series(metric, worker, steps, at_most) for (metric, worker), steps in sorted(of_workers.items())]
     return {"series": series, "there": sorted(there), "whole": whole}
 
 
@@ -82,19 +84,24 @@ def _together(workers: list[Steps], metric: str) -> Steps:
     return steps
 
 
-def _series(metric: str, worker: str | None, steps: Steps) -> dict[str, Any]:
+def _series(metric: str, worker: str | None, steps: Steps, at_most: int) -> dict[str, Any]:
     width = 1
-    while len({step // width for step in steps}) > ROWS:
+    while len({step // width for step in steps}) > at_most:
         width *= 2
     rows: dict[int, list[Any]] = {}
     for step, (figure, at) in sorted(steps.items()):
-        row = rows.setdefault(step // width, [at, 0, 0.0, 0.0])
-        row[1:] = row[1] + 1, row[2] + figure, row[3] + figure * figure
+        row = rows.setdefault(step // width, [at, at, 0, 0.0, 0.0, figure, figure])
+        row[1:] = (
+            at, row[2] + 1, row[3] + figure, row[4] + figure * figure, min(row[5], figure), max(row[6], figure),
+        )  # fmt: skip
     return {
         "metric": metric, "worker": worker, "width": width, "last": max(steps),
         "rows": [
-            {"number": number, "at": at, "sums": {"count": count, "total": total, "squares": squares}}
-            for number, (at, count, total, squares) in rows.items()
+            {
+                "number": number, "at": at, "until": until,
+                "sums": {"count": count, "total": total, "squares": squares, "low": low, "high": high},
+            }
+            for number, (at, until, count, total, squares, low, high) in rows.items()
         ],
     }  # fmt: skip
 

@@ -5,62 +5,99 @@ from __future__ import annotations
 import posixpath
 import shlex
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.text import Text
 
 from orchestrator.health import SIGNALS, age, headline
-from orchestrator.model import ForeignLog, Worker
+from orchestrator.model import Finding, ForeignLog, Worker
 from orchestrator.render.text import at_home, colour, count, line, named, number, one_line, size
-from orchestrator.verbs.show import Event, Result
+from orchestrator.timeline import Event
+from orchestrator.verbs.show import Result
 
 LABEL = 12
 FINDINGS = 4
 PROCESSES = 8
 
 
+Row = Callable[[str, str, str], None]
+"""Takes a label, its value, and how that is shown."""
+
+
 def show(console: Console, result: Result, *, program: str) -> None:
-    page = _Page(console, result)
-    page.verdict()
+    def row(name: str, value: str, style: str) -> None:
+        text = Text.assemble((f"{name:<{LABEL}}", "bold" if not name.startswith(" ") else "dim"), " ", (value, style))
+        line(console, text, first=0, indent=LABEL + 1)
+
+    page = _Page(result, row, clock, hints=True)
+    verdict, run = result.run.verdict, result.run
+    line(console, Text.assemble((verdict.state, colour(verdict.state)), "  ", (run.run_id, "bold"),
+                                f" on {run.target.name}"), first=0)  # fmt: skip
+    line(console, one_line(verdict.why))
     page.evidence()
-    page.failure()
+    _failure(console, verdict.error)
     page.ending()
     console.print()
-    page.identity()
     page.asked()
-    page.deployed()
     console.print()
-    page.processes()
-    page.workers()
-    page.logs()
-    page.gpus()
-    page.findings()
-    page.checkpoints()
+    page.details()
     page.events()
-    page.following(program)
+    _following(console, result, program)
+
+
+def rows(result: Result, when: Callable[[float], str]) -> list[tuple[str, str]]:
+    """What a run was asked and what is known of it, beside its evidence and its failure, as labels and values."""
+    found: list[tuple[str, str]] = []
+
+    def row(name: str, value: str, style: str) -> None:
+        found.append((name, value))
+
+    page = _Page(result, row, when, hints=False)
+    page.ending()
+    page.asked()
+    page.details()
+    return found
+
+
+def _failure(console: Console, error: Finding | None) -> None:
+    if error is None:
+        return
+    console.print()
+    line(console, Text.assemble(("failure", "bold red"), f" of worker {error.worker}" if error.worker else ""),
+         first=0)  # fmt: skip
+    for text in error.traceback.splitlines() or [headline(error)]:
+        line(console, text, first=4, indent=6, style="red")
+    if error.hint:
+        line(console, f"hint: {error.hint}", first=4, style="yellow")
+
+
+def _following(console: Console, result: Result, program: str) -> None:
+    probe, run_id, live = result.run.probe, result.run.run_id, result.run.verdict.live
+    words = [f"logs {run_id} -f" if live else f"logs {run_id} -n 50"] if probe.log.verified else []
+    words += [f"attach {run_id}"] if live and probe.supervisor_alive else []
+    words += [f"stop {run_id}"] if live or probe.tree else []
+    if not words:
+        return
+    console.print()
+    line(console, "Next:", first=0)
+    for word in words:  # whole, however narrow it is: somebody may copy it
+        console.print(f"  {program} {word}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
 
 class _Page:
-    def __init__(self, console: Console, result: Result) -> None:
-        self.console, self.result = console, result
+    """Row by row; `when` says a time, with its day where that is of use. `hints`: what to type for more."""
+
+    def __init__(self, result: Result, row: Row, when: Callable[[float], str], *, hints: bool) -> None:
+        self.result, self._emit, self.when, self.hints = result, row, when, hints
         self.run, self.shown = result.run, result.shown
         self.probe, self.verdict_, self.target = result.run.probe, result.run.verdict, result.run.target
         self.now = self.probe.observed_at
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
-    def verdict(self) -> None:
-        verdict = self.verdict_
-        line(
-            self.console,
-            Text.assemble((verdict.state, colour(verdict.state)), "  ", (self.run.run_id, "bold"),
-                          f" on {self.target.name}"),
-            first=0,
-        )  # fmt: skip
-        line(self.console, one_line(verdict.why))
-
     def evidence(self) -> None:
-        at = clock(self.now)
+        at = self.when(self.now)
         rows = [(item.what, self._home(item.value)) for item in self.result.evidence]
         if self.result.rung != "step" and self.verdict_.live:
             rows.append(("not seen", self.result.missing))
@@ -68,28 +105,16 @@ class _Page:
             self._row(f"  {name}", value, style="yellow" if name == "not seen" else "")
         self._row("  seen at", f"{at}, by the clock of {self.shown.host}", style="dim")
 
-    def failure(self) -> None:
-        error = self.verdict_.error
-        if error is None:
-            return
-        self.console.print()
-        line(self.console, Text.assemble(("failure", "bold red"), f" of worker {error.worker}" if error.worker else ""),
-             first=0)  # fmt: skip
-        for text in error.traceback.splitlines() or [headline(error)]:
-            line(self.console, text, first=4, indent=6, style="red")
-        if error.hint:
-            line(self.console, f"hint: {error.hint}", first=4, style="yellow")
-
     def ending(self) -> None:
         end, shown = self.probe.exit, self.shown
         if shown.stop is not None:
             how = "at once" if shown.stop.now else f"with {shown.stop.grace_s:.0f} s of grace"
             did = f"; {shown.stopper.doing}" if shown.stopper and not shown.stopper.finished else ""
-            self._row("stop asked", f"by {shown.stop.by} at {clock(shown.stop.at)}, {how}{did}")
+            self._row("stop asked", f"by {shown.stop.by} at {self.when(shown.stop.at)}, {how}{did}")
         if end is None:
             return
         if end.never_started is not None:
-            self._row("ended", f"{clock(end.at)}: never started", style=colour("NEVER_STARTED"))
+            self._row("ended", f"{self.when(end.at)}: never started", style=colour("NEVER_STARTED"))
             return
         how = f"exit code {end.code}"
         if end.signal is not None:
@@ -97,11 +122,16 @@ class _Page:
         took = f" after {age(end.at - self.probe.created_at)}"
         last = f", last step {end.last_step:,}" if end.last_step is not None else ""
         oom = f", {count(end.oom_kills, 'kill')} for memory in the container" if end.oom_kills else ""
-        self._row("ended", f"{clock(end.at)}{took}, {how}{last}{oom}" + (", a stop had asked for it" * end.stopped))
+        self._row("ended", f"{self.when(end.at)}{took}, {how}{last}{oom}" + (", a stop had asked for it" * end.stopped))
 
     # --- what was asked ---------------------------------------------------------------------------------------------
 
-    def identity(self) -> None:
+    def asked(self) -> None:
+        self._identity()
+        self._asked()
+        self._deployed()
+
+    def _identity(self) -> None:
         probe, record = self.probe, self.shown.supervisor
         boot = {True: "not restarted since", False: "restarted since then", None: "no start recorded"}[probe.same_boot]
         if probe.same_boot is None and (probe.unreadable or probe.damaged or probe.closed):
@@ -119,12 +149,12 @@ class _Page:
         self._row("where", place)
         self._row("directory", self._home(self.shown.root))
         if probe.damaged is None:
-            launched = f"{clock(probe.created_at)}, {age(self.now - probe.created_at)} ago, by {probe.owner}"
+            launched = f"{self.when(probe.created_at)}, {age(self.now - probe.created_at)} ago, by {probe.owner}"
             self._row("launched", launched)
         if probe.note:
             self._row("note", one_line(probe.note))
 
-    def asked(self) -> None:
+    def _asked(self) -> None:
         asked = self.shown.spec
         if asked is None:
             self._row("record", self.probe.damaged or self.probe.closed or "run.json cannot be read", style="yellow")
@@ -132,7 +162,7 @@ class _Page:
         self._row("program", one_line(self._home(shlex.join(self.probe.argv))))
         if asked.config_text is not None:
             digest = (asked.config_sha256 or "")[:12]
-            self._row("config", f"{asked.config_path}, sha256 {digest} (--config prints it)")
+            self._row("config", f"{asked.config_path}, sha256 {digest}" + " (--config prints it)" * self.hints)
         if asked.env:
             self._row("env", ", ".join(asked.env))
         if asked.secrets:
@@ -140,7 +170,7 @@ class _Page:
         if asked.patterns:
             self._row("patterns", ", ".join(f"{name}: {text}" for name, text in asked.patterns.items()))
 
-    def deployed(self) -> None:
+    def _deployed(self) -> None:
         asked, record = self.shown.spec, self.shown.record
         if asked is None:
             return
@@ -148,7 +178,7 @@ class _Page:
         if asked.git_commit:
             code += f", git {asked.git_commit[:12]}"
         if asked.diff_bytes:
-            code += f" with {size(asked.diff_bytes)} of uncommitted changes (--diff prints them)"
+            code += f" with {size(asked.diff_bytes)} of uncommitted changes" + " (--diff prints them)" * self.hints
         self._row("code", code)
         found = {name: str(value).removeprefix(f"{name} ") for name, value in (record.versions or {}).items() if value}
         versions = [f"{name} {value}" for name, value in found.items() if name != "specctl"]
@@ -157,7 +187,15 @@ class _Page:
 
     # --- the details ------------------------------------------------------------------------------------------------
 
-    def processes(self) -> None:
+    def details(self) -> None:
+        self._processes()
+        self._workers()
+        self._logs()
+        self._gpus()
+        self._findings()
+        self._checkpoints()
+
+    def _processes(self) -> None:
         tree = self.probe.tree
         if self.probe.closed is not None:
             self._row("processes", "not known", style="yellow")
@@ -174,7 +212,7 @@ class _Page:
         if len(tree) > PROCESSES:
             self._row("", f"and {len(tree) - PROCESSES} more: --json lists them")
 
-    def workers(self) -> None:
+    def _workers(self) -> None:
         gone = set(self.verdict_.workers_gone)
         for number_, worker in enumerate(sorted(self.verdict_.workers, key=lambda one: one.name not in gone)):
             text, style = self._worker(worker), ""
@@ -193,7 +231,7 @@ class _Page:
             parts.append(f"loss {number(worker.loss, 4)}")
         return ", ".join(parts)
 
-    def logs(self) -> None:
+    def _logs(self) -> None:
         log = self.probe.log
         if self.probe.closed is not None or self.probe.damaged is not None:
             self._row("log", f"{posixpath.basename(log.path)}, which is not shown: {log.why}", style="yellow")
@@ -204,7 +242,7 @@ class _Page:
         for foreign in self.probe.foreign_logs:
             self._row("own log", _foreign(foreign))
 
-    def gpus(self) -> None:
+    def _gpus(self) -> None:
         probe = self.probe
         if not (probe.gpus_declared or probe.gpu_devices):
             return
@@ -223,7 +261,7 @@ class _Page:
             memory = f"{number(gpu.get('memory_used_mib'), 0)} of {number(gpu.get('memory_total_mib'), 0)} MiB"
             self._row("", ", ".join(filter(None, [f"GPU {gpu.get('index')} {gpu.get('name')}", use, memory])))
 
-    def findings(self) -> None:
+    def _findings(self) -> None:
         findings, total = self.probe.summary.findings, self.probe.summary.findings_total
         if total == 1 and self.verdict_.error is not None:
             return  # it is the failure above
@@ -234,7 +272,7 @@ class _Page:
         if total > min(FINDINGS, len(findings)):
             self._row("", f"{total:,} in all: specctl logs {self.run.run_id} --errors")
 
-    def checkpoints(self) -> None:
+    def _checkpoints(self) -> None:
         whole = [one for one in self.shown.checkpoints if one.damage is None]
         if whole:
             last = whole[-1]
@@ -252,22 +290,8 @@ class _Page:
             lead = "..." if number_ == 0 and self.shown.events_before else ""
             self._row("events" if number_ == 0 else "", f"{clock(event.at, day=False)} {lead}{_event(event)}")
 
-    def following(self, program: str) -> None:
-        run_id = self.run.run_id
-        live = self.verdict_.live
-        words = [f"logs {run_id} -f" if live else f"logs {run_id} -n 50"] if self.probe.log.verified else []
-        words += [f"attach {run_id}"] if live and self.probe.supervisor_alive else []
-        words += [f"stop {run_id}"] if live or self.probe.tree else []
-        if not words:
-            return
-        self.console.print()
-        line(self.console, "Next:", first=0)
-        for word in words:  # whole, however narrow it is: somebody may copy it
-            self.console.print(f"  {program} {word}", style="cyan", highlight=False, markup=False, soft_wrap=True)
-
     def _row(self, name: str, value: str, *, style: str = "") -> None:
-        text = Text.assemble((f"{name:<{LABEL}}", "bold" if not name.startswith(" ") else "dim"), " ", (value, style))
-        line(self.console, text, first=0, indent=LABEL + 1)
+        self._emit(name, value, style)
 
     def _home(self, text: str) -> str:
         return at_home(text, self.target)

@@ -88,6 +88,11 @@ def run(fleet: Fleet, a: str, b: str | None) -> Result:
     crew = Crew(2)
     asked = [crew.do(partial(_one, fleet, query)) for query in (a, b or LAST)]
     one, other = (each.result() for each in asked)
+    return between(fleet, one, other)
+
+
+def between(fleet: Fleet, one: One, other: One) -> Result:
+    """Of two that were gathered; asks for the texts of files that differ."""
     notes = [note for each in (one, other) for note in each.seen.notes]
     if one.run_id == other.run_id:
         notes.append("these are one and the same run")
@@ -110,7 +115,10 @@ def _training(a: History, b: History) -> dict[str, list[Stretch]]:
 
 
 def _one(fleet: Fleet, query: str) -> One:
-    seen = log_errors.run(fleet, query)
+    return gathered(fleet, log_errors.run(fleet, query))
+
+
+def gathered(fleet: Fleet, seen: log_errors.Result) -> One:
     return One(seen=seen, history=history_of(fleet, seen.target, seen.probe.run_id), side=side_of(seen))
 
 

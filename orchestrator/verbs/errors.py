@@ -90,13 +90,23 @@ def run(fleet: Fleet, words: Sequence[str], *, everything: bool) -> Result:
     found = status.run(fleet, list(words), everything=everything)
     crew = Crew(AT_ONCE)
     asked = [(run, crew.do(partial(_search, fleet, run))) for run in found.runs if _may_have_some(run)]
-    kinds: dict[str, Kind] = {}
-    refused = []
+    answers, refused = [], []
     for run, future in asked:
         answer = future.result()
         if isinstance(answer, SpecctlError):
             refused.append((run, answer))
-            continue
+        else:
+            answers.append(answer)
+    return Result(
+        kinds=kinds_of(answers), runs=len(found.runs), refused=refused, silent=found.unreachable, older=found.older,
+        notes=found.notes,
+    )  # fmt: skip
+
+
+def kinds_of(answers: Sequence[log_errors.Result]) -> list[Kind]:
+    """The exceptions of all of them, the newest first."""
+    kinds: dict[str, Kind] = {}
+    for answer in answers:
         for judged in answer.found:
             ahead_s = answer.probe.observed_at - time.time()
             first, last = judged.group.first.at - ahead_s, judged.group.last.at - ahead_s
@@ -104,10 +114,7 @@ def run(fleet: Fleet, words: Sequence[str], *, everything: bool) -> Result:
             kinds.setdefault(judged.group.fingerprint, Kind()).seen.append(seen)
     for kind in kinds.values():
         kind.seen.sort(key=lambda one: -one.last_at)
-    return Result(
-        kinds=sorted(kinds.values(), key=lambda kind: -kind.last_at), runs=len(found.runs), refused=refused,
-        silent=found.unreachable, older=found.older, notes=found.notes,
-    )  # fmt: skip
+    return sorted(kinds.values(), key=lambda kind: -kind.last_at)
 
 
 def _may_have_some(run: Run) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,8 @@ from orchestrator.errors import NotFound
 from orchestrator.fleet import Fleet
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
-from orchestrator.resolve import resolve
-from orchestrator.series import Series
-
-GAP = 6.0
-"""Rows further apart than so many times their median distance are not joined: nothing is known of what lies between."""
+from orchestrator.resolve import Run, resolve
+from orchestrator.series import Series, gaps
 
 By = Literal["step", "time"]
 
@@ -95,12 +91,18 @@ def run(fleet: Fleet, queries: Sequence[str | None], metrics: Sequence[str], *, 
 
 def _one(fleet: Fleet, query: str | None, metrics: list[str], workers: bool) -> Drawn:
     resolved = resolve(fleet, query)
-    target = resolved.run.target
-    frame = fleet.agent(target).call("curves", run_id=resolved.run.run_id, metrics=metrics, workers=workers)
+    return of_run(fleet, resolved.run, metrics, workers=workers, notes=resolved.notes)
+
+
+def of_run(fleet: Fleet, run: Run, metrics: list[str], *, workers: bool, rows: int | None = None,
+           notes: Sequence[str] = ()) -> Drawn:  # fmt: skip
+    """`rows`: how many a series may have at most, if not as many as are usual."""
+    target = run.target
+    frame = fleet.agent(target).call("curves", run_id=run.run_id, metrics=metrics, workers=workers, rows=rows)
     answer = understood(_Answer, frame, target)
     return Drawn(
         target=target.name, probe=answer.probe, verdict=health.judge(answer.probe), series=answer.series,
-        there=answer.there, whole=answer.whole, notes=resolved.notes,
+        there=answer.there, whole=answer.whole, notes=list(notes),
     )  # fmt: skip
 
 
@@ -108,11 +110,10 @@ def _line(series: Series, label: str, *, since: float, by: By) -> Line:
     x: list[float | None] = []
     y: list[float | None] = []
     spread: list[float | None] = []
-    places = [max(row.number * series.width, 1) if by == "step" else row.at - since for row in series.rows]
-    distances = sorted(after - before for before, after in itertools.pairwise(places))
-    usual = distances[len(distances) // 2] if distances else 0.0
-    for place, row in zip(places, series.rows, strict=True):
-        if x and usual > 0 and place - (x[-1] or 0.0) > GAP * usual:
+    places = [float(series.step(row)) if by == "step" else row.at - since for row in series.rows]
+    apart = gaps(places)
+    for number, (place, row) in enumerate(zip(places, series.rows, strict=True)):
+        if number in apart:
             x, y, spread = [*x, None], [*y, None], [*spread, None]
         x.append(place)
         y.append(row.sums.mean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.model import Evidence, Probe, Rung, StopperRecord, StopRequest, SupervisorRecord
 from orchestrator.remote import understood
 from orchestrator.resolve import Run, resolve
+from orchestrator.timeline import Event
 
 EVENTS = 6
 
@@ -45,15 +47,6 @@ class Record:
     workdir: str | None
     host: str | None
     versions: dict[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One line of events.jsonl."""
-
-    at: float
-    event: str
-    fields: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +96,16 @@ class Result:
 def run(fleet: Fleet, query: str | None, *, events: int = EVENTS, diff: bool = False) -> Result:
     """Raises as `resolve` does."""
     found = resolve(fleet, query)
-    target, run_id = found.run.target, found.run.run_id
+    return of_run(fleet, found.run, events=events, diff=diff, notes=found.notes)
+
+
+def of_run(fleet: Fleet, run: Run, *, events: int = EVENTS, diff: bool = False, notes: Sequence[str] = ()) -> Result:
+    target, run_id = run.target, run.run_id
     frame = fleet.agent(target).call("show", run_id=run_id, events=events, diff=diff)
     seen = understood(Probe, frame.get("probe"), target)
     one = Run(target=target, probe=seen, verdict=health.judge(seen))
     rung, evidence = health.rung(one.probe, one.verdict)
     return Result(
         run=one, rung=rung, evidence=evidence, missing=health.missing(one.probe, one.verdict),
-        shown=understood(Shown, frame, target), notes=found.notes,
+        shown=understood(Shown, frame, target), notes=list(notes),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from orchestrator.inventory import Target
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
 from orchestrator.resolve import Run, resolve
+from orchestrator.timeline import NO_DEATH
 from orchestrator.verbs.logs import IDLE_S, refuse_damaged
 
 KINDS = {
@@ -32,8 +33,6 @@ KINDS = {
     "decay": ("decay", "decay_over"), "checkpoint": ("checkpoint",), "phase": ("phase",), "end": (),
 }  # fmt: skip
 """What can be told of -> the events that say it. An end is told by the run's state, since not every end is written."""
-NO_DEATH = ("done", "aborted")
-"""How a trainer's worker goes down that has no more to do, or was told to stop."""
 USUAL = ("exception", "worker", "stall", "decay", "end")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
