@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "errors": (EITHER, MORE),
     "diff": (RUN,),
     "plot": (RUN, MORE),
+    "report": (RUN, MORE),
     "watch": (RUN,),
     "attach": (RUN,),
     "targets": (PLACE, MORE),

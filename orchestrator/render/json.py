@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # every command would import every other's verb
         prune,
         pull,
         push,
+        report,
         show,
         status,
         stop,
@@ -214,6 +215,18 @@ def of_plot(result: plot.Result) -> judged.Plot:
             for one in result.runs
         ],
         "lines": {metric: [to_json(line) for line in result.lines(metric)] for metric in result.metrics},
+    }  # fmt: skip
+
+
+def of_report(result: report.Result, path: str, written_bytes: int) -> judged.Report:
+    return {
+        **_head("report"), "path": path, "bytes": written_bytes,
+        "runs": [
+            {"run_id": page.run.run_id, "target": page.run.target.name, "state": page.run.verdict.state,
+             "observed_at": page.run.verdict.observed_at, "not_seen": [str(error) for error in page.unknown]}
+            for page in result.pages
+        ],
+        "unreachable": [{"run": query, "why": str(error), "hint": error.hint} for query, error in result.unseen],
     }  # fmt: skip
 
 

@@ -18,7 +18,9 @@ def series(width: int, last: int, value: float, *, first: int = 1) -> Series:
     """Of the same figure in steps `first` to `last`."""
     counts = [sum(first <= step <= last for step in range(low, low + width)) for low in range(0, last + 1, width)]
     rows = [
-        Row(number=number, at=0.0, until=0.0, sums=sums(*[value] * count)) for number, count in enumerate(counts) if count
+        Row(number=number, at=0.0, until=0.0, sums=sums(*[value] * count))
+        for number, count in enumerate(counts)
+        if count
     ]
     return Series(metric="loss", worker=None, width=width, last=last, rows=rows)
 

@@ -1,0 +1,68 @@
+"""`specctl report`: runs as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator import streams
+from orchestrator.cli.base import InventoryOption, JsonOption, UsageError, complain, errors, fleet_of, program, say
+from orchestrator.commands import RUN
+from orchestrator.completion import offer
+from orchestrator.verbs import report as verb
+
+
+def report(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Ids, parts of ids, @last; your only live run.", show_default=False,
+                       autocompletion=offer(RUN)),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page; - is stdout.")
+    ] = Path("report.html"),
+    metrics: Annotated[
+        str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
+    ] = ",".join(verb.METRICS),
+    force: Annotated[bool, typer.Option("--force", help="Also over a file that is no report.")] = False,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> None:  # fmt: skip
+    """Write one or several runs as one page of HTML: curves, time lines of workers, exceptions, evidence, changes.
+
+    The page is a single file that needs no network: curves can be zoomed, and it reads well on a phone, in the dark and
+    on paper. Several runs are drawn over one another, and each is compared with the first. A report that is there
+    already is replaced. Exits 3 when a run, or a part of one, could not be seen; the page then says which, and why.
+    """
+    with errors(json), fleet_of(ctx, inventory) as fleet:
+        names = [name.strip() for name in metrics.split(",") if name.strip()]
+        if not names:
+            raise UsageError("--metric names at least one figure, such as loss")
+        to_stdout = str(output) == "-"
+        if json and to_stdout:
+            raise UsageError("--json tells of the file that was written: give -o FILE with it")
+        from orchestrator.render import report as show_report
+
+        result = verb.run(fleet, list(runs or []), names)
+        for note in result.notes:
+            say(note)
+        text = show_report.page(result, program=f"{program()} report")
+        if to_stdout:
+            streams.write_text(text)
+        else:
+            written = show_report.save(text, output, force=force)
+        for _, error in result.unseen:
+            complain(error)
+        for page in result.pages:
+            for error in page.unknown:
+                complain(error)
+        if json:
+            from orchestrator.render import json as as_json
+
+            print(as_json.text(as_json.of_report(result, str(output), written)))
+        elif not to_stdout:
+            print(f"{output}  {show_report.size_of(written)}")
+        raise typer.Exit(result.exit_code)
