@@ -50,11 +50,15 @@ def page(result: Result, *, program: str) -> str:
         data = data.replace(character, f"\\u{ord(character):04x}")
     from markupsafe import Markup
 
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    now = time.time()
+    zone = "UTC" if not time.localtime(now).tm_gmtoff else time.strftime("%Z (UTC%z)", time.localtime(now))
     return str(environment.get_template("report.html").render(
-        mark=Markup(MARK), style=Markup(style), script=Markup(script), data=Markup(data),
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-               "base-uri 'none'; form-action 'none'",
-        made=_when(time.time()), zone="UTC" if not time.localtime().tm_gmtoff else time.strftime("%Z (UTC%z)"), host=socket.gethostname(), program=program,
+        mark=Markup(MARK), policy=policy, style=Markup(style), script=Markup(script), data=Markup(data),
+        made=_when(now), zone=zone, host=socket.gethostname(), program=program,
         runs=[_Run(page, number) for number, page in enumerate(result.pages)], unseen=result.unseen,
         pairs=[_Pair(pair, number) for number, pair in enumerate(result.pairs, 1)],
         kinds=[_Kind(kind, result) for kind in result.kinds], figures=_figures(result),

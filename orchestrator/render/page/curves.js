@@ -70,7 +70,9 @@ class Chart {
     const box = { x: EDGE.left, y: EDGE.top, width: width - EDGE.left - EDGE.right, height: height - EDGE.top - EDGE.bottom };
     const drawn = [element("clipPath", { id }, element("rect", box))];
     drawn.push(element("rect", { ...box, class: "grid" }));
-    this.about.textContent = dropped ? `${dropped.toLocaleString("en")} points of 0 or less have no place on a log scale` : "";
+    const at = curves.cursor === null ? "" : how.x === "step" ? `step ${Math.round(curves.cursor).toLocaleString("en")}` : duration(curves.cursor);
+    const lost = dropped ? `${dropped.toLocaleString("en")} points of 0 or less have no place on a log scale` : "";
+    this.about.textContent = [at, lost].filter(Boolean).join("; ");
     if (low === null) {
       drawn.push(element("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing was written down here"));
       this.svg.replaceChildren(...drawn);
@@ -150,8 +152,9 @@ class Chart {
     }
     const count = Math.max(2, Math.floor(box.width / 90));
     const steps = how.x === "step";
-    for (const value of steps ? ticks(curves.lo, curves.hi, count) : timeTicks(curves.lo, curves.hi, count)) {
-      const text = steps ? short(value) : duration(value);
+    const whole = (value) => [value, value.toLocaleString("en", { maximumFractionDigits: 2 })];
+    const below = steps ? ticks(curves.lo, curves.hi, count).map(whole) : timeTicks(curves.lo, curves.hi, count);
+    for (const [value, text] of below) {
       const at = Math.min(Math.max(x(value), box.x + 8), box.x + box.width - text.length * 3);
       drawn.push(element("path", { class: "grid", d: `M${x(value)} ${box.y + box.height}v4` }));
       drawn.push(element("text", { x: at, y: HEIGHT - 7, "text-anchor": "middle" }, text));
@@ -220,7 +223,7 @@ class Chart {
       const swatch = element("svg", { class: "swatch", viewBox: "0 0 28 8", "aria-hidden": "true" });
       swatch.append(element("path", { class: `run-${run.colour} dash-${run.dash % 6}`, d: "M0 4h28" }));
       const n = curves.cursor === null ? series.mean.length - 1 : this.under(series);
-      const name = [runs.length > 1 ? run.id : "", series.worker || ""].filter(Boolean).join(" ");
+      const name = series.worker || (runs.length > 1 ? run.id : "");
       line.append(swatch, `${name ? `${name}: ` : ""}${n === null ? "nothing was written down here" : this.value(series, y, n)}`);
       return line;
     });
@@ -228,11 +231,10 @@ class Chart {
   }
 
   value(series, y, n) {
-    const from = series.step[n];
-    const place = series.n[n] > 1 ? `steps ${from.toLocaleString("en")} on` : `step ${from.toLocaleString("en")}`;
-    const spread = series.n[n] > 1 ? ` (${figure(series.low[n])} to ${figure(series.high[n])}, ${series.n[n]} steps)` : "";
+    const spread = series.n[n] > 1 ? ` (${figure(series.low[n])} to ${figure(series.high[n])} in ${series.n[n]} steps)` : "";
     const smooth = how.smooth ? `, smoothed ${figure(y[n])}` : "";
-    return `${figure(series.mean[n])}${spread}${smooth} at ${place}, ${duration(series.at[n])}${curves.cursor === null ? " (last)" : ""}`;
+    const last = curves.cursor === null ? `, the last: ${series.n[n] > 1 ? "from " : ""}step ${series.step[n].toLocaleString("en")}` : "";
+    return `${figure(series.mean[n])}${spread}${smooth}${last}`;
   }
 }
 

@@ -29,8 +29,7 @@ class Lanes {
     const x = (at) => SIDE + ((at - lo) / (hi - lo)) * (this.width - 2 * SIDE);
     const drawn = [];
     const bottom = height - LANE.axis;
-    for (const at of timeTicks(lo, hi, Math.max(2, Math.floor(this.width / 90)))) {
-      const text = duration(at);
+    for (const [at, text] of timeTicks(lo, hi, Math.max(2, Math.floor(this.width / 90)))) {
       const place = Math.min(Math.max(x(at), text.length * 3), this.width - text.length * 3);
       drawn.push(element("path", { class: "grid", d: `M${x(at)} 0V${bottom}` }));
       drawn.push(element("text", { x: place, y: height - 7, "text-anchor": "middle" }, text));

@@ -21,6 +21,7 @@ function choose(name, change) {
 if (charts.length) {
   choose("x", (value) => {
     how.x = value;
+    curves.reset();
     stretch(charts);
   });
   choose("y", (value) => {
@@ -32,6 +33,7 @@ if (charts.length) {
       const run = Number(button.dataset.run);
       if (!how.hidden.delete(run)) how.hidden.add(run);
       button.setAttribute("aria-pressed", String(!how.hidden.has(run)));
+      stretch(charts);
       curves.changed();
     });
   }

@@ -24,9 +24,12 @@ class View {
     return this.lo > this.whole[0] || this.hi < this.whole[1];
   }
 
+  // The whole range. Who looks at a part of it goes on with that.
   span(lo, hi) {
+    const { zoomed } = this;
     this.whole = [lo, hi > lo ? hi : lo + 1];
-    this.reset();
+    if (zoomed) this.set(this.lo, this.hi);
+    else this.reset();
   }
 
   set(lo, hi) {
@@ -195,11 +198,16 @@ function ticks(lo, hi, count) {
 
 const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
+// Round times and how they are said.
 function timeTicks(lo, hi, count) {
   const step = SECONDS.find((one) => one >= (hi - lo) / count);
-  if (step === undefined || hi - lo < count) return ticks(lo, hi, count);
+  if (step === undefined) return ticks(lo, hi, count).map((at) => [at, duration(at)]);
+  if (hi - lo < count) {
+    const digits = Math.ceil(-Math.log10((hi - lo) / count));
+    return ticks(lo, hi, count).map((at) => [at, `${at.toFixed(Math.max(digits, 0))} s`]);
+  }
   const found = [];
-  for (let n = Math.ceil(lo / step); n * step <= hi; n += 1) found.push(n * step);
+  for (let n = Math.ceil(lo / step); n * step <= hi; n += 1) found.push([n * step, duration(n * step)]);
   return found;
 }
 
@@ -207,7 +215,7 @@ function figure(value) {
   if (value === 0) return "0";
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e9 || size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size >= 1e9 || size < 1e-3)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
   const digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 3 : 4;
   return value.toLocaleString("en", { maximumFractionDigits: digits });
 }
