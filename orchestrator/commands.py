@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 ANSWERS: dict[str, int] = {
     "launch": 1, "status": 1, "logs": 1, "stop": 1, "ls": 1, "show": 1, "compare": 1, "errors": 1, "diff": 1, "plot": 1,
-    "watch": 1, "targets": 1, "doctor": 1, "push": 1, "pull": 1, "prune": 1,
+    "report": 1, "watch": 1, "targets": 1, "doctor": 1, "push": 1, "pull": 1, "prune": 1,
 }  # fmt: skip
 """The verbs that have a `--json`, and the version of what each prints (docs/json.md says when it changes)."""
 FILES = ("hosts", "config", "command")

@@ -108,9 +108,10 @@ def _run(events: Sequence[Event], series: Sequence[Series], until: float, names:
     before = min([at for at, _ in phases[:1]] + [row.at for row in rows[:1]], default=None)
     if started is not None and before is not None and before > started:
         parts.append(Part(since=started, until=before, kind="start", text="started; nothing was said yet"))
-    ends = (one.at for one in events if one.event in ("ended", "program_ended") and one.at >= phases[-1][0])
-    followed_by = [at for at, _ in phases[1:]] + [next(ends, until)] * bool(phases)
-    for (at, phase), following in zip(phases, followed_by, strict=True):
+    ends = [one.at for one in events if one.event in ("ended", "program_ended")]
+    for number, (at, phase) in enumerate(phases):
+        later = [one for one, _ in phases[number + 1 : number + 2]]
+        following = min(later + [end for end in ends if end >= at], default=until)
         parts.append(Part(since=at, until=following, kind=_kind(phase), text=f"phase {phase}"))
     if not any(part.kind == "train" for part in parts):
         parts += _steps(rows)

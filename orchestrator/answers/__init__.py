@@ -27,6 +27,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "errors": (judged.Errors,),
     "diff": (judged.Diff,),
     "plot": (judged.Plot,),
+    "report": (judged.Report,),
     "watch": (watch.News,),
     "targets": (moved.Targets,),
     "doctor": (moved.Doctor,),

@@ -1,4 +1,4 @@
-"""The answers that compare: compare, errors, diff, plot."""
+"""The answers that compare: compare, errors, diff, plot, report."""
 
 from __future__ import annotations
 
@@ -141,3 +141,31 @@ class Plot(Head):
     runs: list[PlotRun]
     lines: dict[str, list[Line]]
     """Figure -> its lines, run by run."""
+
+
+class Reported(TypedDict):
+    """A run of the page."""
+
+    run_id: str
+    target: str
+    state: StateName
+    observed_at: float
+    not_seen: list[str]
+    """Why parts of it could not be read."""
+
+
+class Unseen(TypedDict):
+    run: str
+    """As it was asked for."""
+    why: str
+    hint: str | None
+
+
+class Report(Head):
+    """The page that was written."""
+
+    path: str
+    bytes: int
+    runs: list[Reported]
+    unreachable: list[Unseen]
+    """Runs that could not be looked at, as the page says, too."""

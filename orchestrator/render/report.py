@@ -69,14 +69,17 @@ def save(text: str, path: Path, *, force: bool) -> int:
     """Writes it whole or not at all; returns its size in bytes. Raises `ConfigError` for a file that is no report,
     unless `force`."""
     data = text.encode()
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    place = path.resolve()  # through a link: what it points to is replaced, and it stays
+    aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        if path.is_dir():
+        if place.is_dir():
             raise ConfigError(f"{path} is a directory", hint=f"-o {path / 'report.html'}")
-        if path.exists() and not force and not _is_report(path):
+        if place.exists() and not place.is_file():
+            raise ConfigError(f"{path} is no file", hint="-o - writes to stdout")
+        if place.exists() and not force and not _is_report(place):
             raise ConfigError(f"{path} is there already, and is no report", hint="choose another name, or add --force")
         aside.write_bytes(data)
-        aside.replace(path)
+        aside.replace(place)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="-o FILE names another place") from None
@@ -217,7 +220,7 @@ def _said(lane: Lane, since: float) -> list[str]:
     measured = [part for part in lane.parts if part.kind == "shares"]
     for part in lane.parts:
         if part.kind != "shares":
-            said.append(f"{part.text}, from {age(part.since - since)} on, for {age(part.until - part.since)}")
+            said.append(f"{part.text[:WORDS]}, from {age(part.since - since)} on, for {age(part.until - part.since)}")
         elif part is measured[0]:
             total_s = sum(one.until - one.since for one in measured)
             means = [sum(one.shares[n] * (one.until - one.since) for one in measured) / total_s for n in range(4)]
@@ -227,10 +230,11 @@ def _said(lane: Lane, since: float) -> list[str]:
     more = len(said) - SAID
     if more > 0:
         said = [*said[: SAID // 2], f"... {more:,} more", *said[-SAID // 2 :]]
-    return said + [f"{mark.text}, at {age(mark.at - since)}" for mark in lane.marks if mark.kind != "checkpoint"][:SAID]
+    marks = [mark for mark in lane.marks if mark.kind != "checkpoint"]
+    return said + [f"{mark.text[:WORDS]}, at {age(mark.at - since)}" for mark in marks[:SAID]]
 
 
-SAID = 24
+SAID, WORDS = 24, 500
 WAITS = ("busy", "waiting for input", "waiting for room", "waiting for peers")
 
 
@@ -357,12 +361,12 @@ def _timeline(lanes: Timeline, created_at: float) -> dict[str, Any]:
             {
                 "name": visible(lane.name or "the run"),
                 "parts": [
-                    [*_short([part.since - created_at, part.until - created_at]), part.kind, visible(part.text[:200]),
+                    [*_short([part.since - created_at, part.until - created_at]), part.kind, visible(part.text[:WORDS]),
                      *([_short(part.shares)] if part.shares else [])]
                     for part in lane.parts
                 ],
                 "marks": [
-                    [*_short([mark.at - created_at]), mark.kind, visible(mark.text[:300])] for mark in lane.marks
+                    [*_short([mark.at - created_at]), mark.kind, visible(mark.text[:WORDS])] for mark in lane.marks
                 ],
             }
             for lane in lanes.lanes
