@@ -63,7 +63,9 @@ class SparseAttention:
 
     def mask(self, blocks: Blocks, context_length: int) -> Any:
         rows, queries = blocks.tokens_BT.shape
-        device = blocks.tokens_BT.device.type
+        # With its number: of a device without one, a trace takes some tensors for the current device's, some for the
+        # first's.
+        device = str(blocks.tokens_BT.device)
         return self._make_mask(visibility(blocks, context_length), rows, queries, context_length + queries, device)
 
     def __call__(self, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask: Any) -> Tensor:
