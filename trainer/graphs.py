@@ -25,7 +25,7 @@ class Graphs:
     """The graphs of one owner, on one device, by a key. Never two at once run, so they share their memory."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self.stream = stream
         self._graphs: dict[Hashable, tuple[Any, Inputs, Any]] = {}
         self._pool: Any = None
 
@@ -43,7 +43,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         # thread_local: other threads, autograd's own too, go on being allowed what this one is not.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             made = work(own)
         self._graphs[key] = graph, own, made
 

@@ -119,7 +119,7 @@ def rotation(patient: Patient) -> Finding:
         drafter = Drafter(shape)
     last = config.data.sequence_length + config.drafter.block_size
     positions = torch.tensor([[0, 1, 2, 3, 17, last // 2, last - 1, last]])
-    own = drafter._rope(positions, torch.float32)
+    own = drafter.rope(positions, torch.float32)
     with torch.no_grad():
         given = torch.zeros(1, positions.shape[1], shape.hidden, device=target.device)
         theirs = modules[0](given, positions.to(target.device))

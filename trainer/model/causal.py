@@ -8,12 +8,41 @@ packed, the mask of `documents_mask`.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 NAME = "sdpa_without_masks"
+
+
+class Memory(Protocol):
+    """Keys and values of earlier tokens; see `decode/memory.py`."""
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None
+               ) -> Tensor:  # fmt: skip
+        """Attention [B, T, H, D] to what is remembered, once these keys and values are."""
+
+
+class _Remembering(threading.local):
+    memory: Memory | None = None
+
+
+_here = _Remembering()
+
+
+@contextlib.contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """What this thread asks of models inside attends through `memory`: no cache of transformers', which every version
+    names otherwise, and none of whose rows may be of different lengths."""
+    _here.memory = memory
+    try:
+        yield
+    finally:
+        _here.memory = None
 
 
 def documents_mask(positions_BS: Tensor) -> Tensor:
@@ -31,6 +60,11 @@ def without_masks(model: Any) -> bool:
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        if (memory := _here.memory) is None:
+            return sdpa_attention_forward(module, query, key, value, mask, **options)
+        return memory.attend(module.layer_idx, query, key, value, scale=options.get("scaling")), None
+
     config = model.config.get_text_config()
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     if any(windows) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
@@ -38,7 +72,7 @@ def without_masks(model: Any) -> bool:
     was = model.config._attn_implementation
     ids = torch.arange(64, device=model.device)[None] % config.vocab_size
     before = model.base_model(input_ids=ids, use_cache=False)[0]
-    AttentionInterface.register(NAME, sdpa_attention_forward)
+    AttentionInterface.register(NAME, attend)
     try:
         model.set_attn_implementation(NAME)
         after = model.base_model(input_ids=ids, use_cache=False)[0]

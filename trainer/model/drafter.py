@@ -117,6 +117,11 @@ class SelfAttention(nn.Module):
         out_BHTD = attend(query, key, value, mask)
         return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
 
+    def context_keys(self, context_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, key heads, S, head size] of the context alone, for those who go on remembering them."""
+        key, value = map(self._heads, self.qkv_proj.forward_from(context_BSH, self.queries).chunk(2, dim=-1))
+        return rotate(self.k_norm(key), *rope), value
+
     def _heads(self, x_BLE: Tensor) -> Tensor:
         return x_BLE.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -189,7 +194,7 @@ class Drafter(nn.Module):
 
     def forward(self, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds, kernels: Kernels) -> Tensor:
         """Hidden states of all slots [B, T, H], ready for the output head."""
-        rope = self._rope(torch.cat((blocks.positions_BS, blocks.positions_BT), dim=1), ends.head_VH.dtype)
+        rope = self.rope(torch.cat((blocks.positions_BS, blocks.positions_BT), dim=1), ends.head_VH.dtype)
         mask = kernels.attention.mask(blocks, features_BSF.shape[1])
         context_BSH = self.hidden_norm(self.fc(features_BSF))
         slots_BTH = F.embedding(blocks.tokens_BT, ends.embedding_VH)
@@ -198,7 +203,8 @@ class Drafter(nn.Module):
             slots_BTH = run(layer, slots_BTH, context_BSH, rope, mask)
         return self.norm(slots_BTH)
 
-    def _rope(self, positions_BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rope(self, positions_BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, L, head size]."""
         size = self.shape.head_dim
         exponents = torch.arange(0, size, 2, device=positions_BL.device, dtype=torch.float32) / size
         angles = positions_BL[..., None].float() * self.shape.rope_theta**-exponents

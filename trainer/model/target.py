@@ -45,7 +45,8 @@ class Target:
         self.files = files
         """What it was loaded from, see `file_digests`."""
         self.ends = _ends(model)
-        self._masks_itself = without_masks(model)
+        self.masks_itself = without_masks(model)
+        """Whether a token sees all before it and none after, in every layer."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = Graphs(self._stream)
         self._captured = _Captured()
@@ -98,15 +99,19 @@ class Target:
         return {name: bring(tensor, self.device) for name, tensor in given.items()}
 
     def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        given = dict(inputs)
+        if self.masks_itself and "position_ids" in inputs:
+            given["attention_mask"] = documents_mask(inputs["position_ids"])
+        return self.run(given)[1]
+
+    def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """What comes out before the head [B, S, H], and the features, of what transformers' model takes."""
         outputs = self._captured.outputs
         outputs.clear()
-        given = dict(inputs)
-        if self._masks_itself and "position_ids" in inputs:
-            given["attention_mask"] = documents_mask(inputs["position_ids"])
-        self.model.base_model(**given, use_cache=False)
-        features = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
+        hidden_BSH = self.model.base_model(**given, use_cache=False)[0]
+        features_BSF = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
         outputs.clear()
-        return features
+        return hidden_BSH, features_BSF
 
     def _hook(self, layer_id: int) -> Any:
         captured = self._captured

@@ -1,0 +1,87 @@
+"""Which token comes next: the most probable one, or one drawn from a distribution; and what of a draft may stay.
+
+Pure functions of tensors, without a branch on what they hold, so that a CUDA graph may be recorded over them. What is
+random comes in as uniform numbers: whoever decodes draws them by (seed, prompt), so that a prompt's continuation
+does not depend on what else is decoded beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """As servers understand these words, and in their order: temperature, then top_k, then top_p."""
+
+    temperature: float = 0.0
+    """0: the most probable token, always."""
+    top_p: float = 1.0
+    """Only the most probable tokens that together have this much; at least one."""
+    top_k: int | None = None
+    """Only the so many most probable tokens."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature: must not be negative, is {self.temperature:g}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: must be more than 0 and at most 1, is {self.top_p:g}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: must be at least 1, is {self.top_k}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[..., V] float32: the distribution that is drawn from; not for greedy decoding."""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True)
+            falling = ordered.softmax(dim=-1)
+            # What comes before a token, not what is there with it: the one that crosses the line belongs inside.
+            outside = falling.cumsum(dim=-1) - falling >= self.top_p
+            outside[..., 0] = False
+            logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+        return logits.softmax(dim=-1)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[...]: an index for each distribution [..., V], whose weights need not add up to 1, by a number in [0, 1)."""
+    # In float64, where that times the sum is always less than the sum: what has no weight is never drawn.
+    rising = weights.double().cumsum(dim=-1)
+    at = uniform.double()[..., None] * rising[..., -1:]
+    return torch.searchsorted(rising, at, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def keep_greedy(draft_Bk: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
+    """How many drafted tokens stay [B], and what the target says next [B]: a token stays where all before it did, and
+    it is what the target would have said. `draft_Bk` has the K-1 tokens behind the block's first."""
+    said_BK = logits_BKV.argmax(dim=-1)
+    kept_B = (draft_Bk == said_BK[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+    return kept_B, said_BK.gather(1, kept_B[:, None]).squeeze(1)
+
+
+def keep_sampled(draft_Bk: Tensor, drafted_BkV: Tensor, target_BKV: Tensor, accept_Bk: Tensor, next_B: Tensor
+                 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same where tokens are drawn, by rejection: what comes out is distributed as if the target had drawn it alone,
+    whatever the drafter's distributions `drafted_BkV` are that the draft was drawn from. A token x stays with
+    probability min(1, p(x) / q(x)); the first that does not is replaced by one drawn from what of p is above q; if all
+    stay, the next one is drawn from p. `accept_Bk` and `next_B` are uniform numbers."""
+    wanted_Bk = target_BKV[:, :-1].gather(2, draft_Bk[..., None]).squeeze(2)
+    given_Bk = drafted_BkV.gather(2, draft_Bk[..., None]).squeeze(2)
+    kept_B = (accept_Bk * given_Bk < wanted_Bk).long().cumprod(dim=1).sum(dim=1)
+    at = kept_B[:, None, None].expand(-1, 1, target_BKV.shape[2])
+    wanted_BV = target_BKV.gather(1, at).squeeze(1)
+    # Behind the last slot nothing was drafted.
+    given_BKV = torch.cat((drafted_BkV, torch.zeros_like(target_BKV[:, :1])), dim=1)
+    left_BV = (wanted_BV - given_BKV.gather(1, at).squeeze(1)).clamp(min=0)
+    # Where rounding has left nothing, p and q are the same.
+    left_BV = torch.where(left_BV.sum(dim=1, keepdim=True) > 0, left_BV, wanted_BV)
+    return kept_B, draw(left_BV, next_B)
