@@ -1,5 +1,6 @@
 """`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `export RUN|CKPT`,
-`schema`: parse, catch signals before anything slow is imported, run, and say how it ended.
+`schema`, and `generate` and `evaluate` (`decode/command.py`): parse, catch signals before anything slow is imported, run,
+and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, more of the data is bad than a run
 accepts, or an export does not decode as it was trained, 2 usage or configuration; 143 or 130 when a second signal, more
@@ -13,17 +14,14 @@ import argparse
 import json
 import os
 import sys
-from typing import Any
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
+from trainer.decode import command as decoding
 from trainer.report import tracking
-from trainer.report.console import complain
+from trainer.report.console import complain, terminal
 from trainer.report.records import RunIdentity, identity_from_environment
 from trainer.report.reporter import Reporter
 from trainer.stopping import StopRequest
-
-LOG_COLUMNS = 120
-"""Of tables, where there is no terminal to say."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                              help="of the gate; in bfloat16 it takes half the memory and sees less (float32)")
     export_verb.add_argument("--json", action="store_true", help="what came of it as JSON")
     verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
+    decoding.add_verbs(verbs)
     arguments = parser.parse_args(argv)
     if arguments.verb != "train":
         return answer(arguments)
@@ -121,6 +120,8 @@ def answer(arguments: argparse.Namespace) -> int:
             code = make_export(arguments)
         elif arguments.verb == "doctor":
             code = examine(arguments.config, quick=arguments.quick, as_json=arguments.json)
+        elif arguments.verb in decoding.VERBS:
+            code = decoding.answer(arguments)
         else:
             code = print_data(arguments)
         sys.stdout.flush()
@@ -174,14 +175,14 @@ def measure(path: str, *, steps: int, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=1), flush=True)
     else:
-        _page().print(bench.table(found))
+        terminal().print(bench.table(found))
     return 0
 
 
 def make_export(arguments: argparse.Namespace) -> int:
     from trainer.export.command import export
 
-    return export(arguments, page=_page(), say=complain)
+    return export(arguments, page=terminal(), say=complain)
 
 
 def print_data(arguments: argparse.Namespace) -> int:
@@ -194,15 +195,8 @@ def print_data(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(report.as_json(found), flush=True)
     else:
-        report.show(found, _page())
+        report.show(found, terminal())
     return 1 if found.refusal and arguments.row is None else 0
-
-
-def _page() -> Any:
-    """Where tables are printed."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
 
 
 def print_schema() -> int:

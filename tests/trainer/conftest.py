@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer import taught
 from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
 
 CHAT_TEMPLATE = (
@@ -155,3 +156,16 @@ def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def taught_target(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the tiny target after it has learnt to answer (`taught.py`)."""
+    return taught.shared(tmp_path_factory, "taught-target", lambda to: taught.teach_target(tiny_target, to))
+
+
+@pytest.fixture(scope="session")
+def taught_run(taught_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a run, with one checkpoint, whose drafter has learnt to draft for the taught target; beside its
+    checkpoints lie `chat.jsonl`, that it was trained on, and `held-out.jsonl`."""
+    return taught.shared(tmp_path_factory, "taught-run", lambda to: taught.train_drafter(taught_target, to))

@@ -1,10 +1,10 @@
 """How much of what is drafted stays: the acceptance length, and the acceptance of each slot.
 
 τ, the acceptance length, is the mean number of tokens that one verification by the target yields: those drafted tokens
-that it agrees to, and the one that it adds itself (the "bonus"), which is counted. Without any agreement τ is 1; a block
-of K slots gives K at most. The token that the target writes when it has read the prompt belongs to no verification. A
-verification whose tokens end the text counts with those up to the end; one that goes past the tokens asked for counts in
-full.
+that it agrees to, and the one that it adds itself (the "bonus"), which is counted. Without any agreement τ is 1; a
+block of K slots gives K at most. The token that the target writes when it has read the prompt belongs to no
+verification. A verification whose tokens end the text counts with those up to the end; one that goes past the tokens
+that were asked for counts in full.
 """
 
 from __future__ import annotations

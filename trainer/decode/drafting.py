@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.decode.memory import Memory, attend_grouped
-from trainer.model.drafter import Drafter, FrozenEnds, rotate
+from trainer.model.drafter import Drafter, FrozenEnds
 
 
 class Drafting:

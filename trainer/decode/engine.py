@@ -60,13 +60,14 @@ class Round:
 
 
 class Engine:
-    """`rows` rows of `capacity` tokens at most, block included. Raises `ConfigError` for a target that cannot be decoded
-    this way.
+    """`rows` rows of `capacity` tokens at most, block included. Raises `ConfigError` for a target that cannot be
+    decoded this way.
 
     `graphs`: on CUDA, whether rounds are recorded (`prepare`)."""
 
     def __init__(self, target: Target, block_drafter: BlockDrafter | None, *, rows: int, capacity: int,
-                 sampling: Sampling | None = None, stop_ids: Iterable[int] = (), graphs: bool = True) -> None:  # fmt: skip
+                 sampling: Sampling | None = None, stop_ids: Iterable[int] = (), graphs: bool = True
+                 ) -> None:  # fmt: skip
         if not target.masks_itself:
             raise ConfigError(
                 f"target.path: {type(target.model).__name__} attends in a way of its own (a sliding window, or chunks),"
@@ -98,7 +99,10 @@ class Engine:
         # One number for the token behind the prompt; in each round one for each slot to draw it, one to accept it.
         self._uniform_BRn = torch.zeros(rows, capacity if not self.sampling.greedy else 0, 2 * self.block_size,
                                         device=device)  # fmt: skip
-        self._graphs = Graphs(torch.cuda.Stream(device)) if device.type == "cuda" and graphs else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # which has filled what is there
+        self._graphs = Graphs(self._stream) if self._stream is not None and graphs else None
         self._anchors = [0] * rows
         """As the host knows them."""
 
@@ -112,22 +116,30 @@ class Engine:
             lengths.append(2 * lengths[-1])
         return [*lengths[:-1], self.capacity]
 
-    def prepare(self, longest: int | None = None) -> None:
-        """Record the rounds for all lengths of context up to `longest`, while no row is in use; on the CPU there is
-        nothing to do."""
+    @property
+    def recorded(self) -> bool:
+        """Whether rounds are launched as CUDA graphs."""
+        return self._graphs is not None and all(length in self._graphs for length in self.lengths)
+
+    def prepare(self) -> str | None:
+        """Record the rounds for all lengths of context, while no row is in use; on the CPU there is nothing to do.
+        Returns why torch cannot, if so; rounds are then launched kernel by kernel, much slower."""
         if self._graphs is None:
-            return
-        for length in self.lengths:
-            if length not in self._graphs:
+            return None
+        try:
+            for length in self.lengths:
                 with self._on_device():
                     # Libraries make their workspaces at the first call; rows that are done stay as they are.
                     self._work(length)
                     self._graphs.record(length, {}, lambda _inputs, length=length: self._work(length))
-            if longest is not None and length >= longest:
-                return
+            torch.cuda.synchronize(self.target.device)
+        except (RuntimeError, torch.AcceleratorError) as error:
+            self._graphs = None
+            return (str(error).strip() or repr(error)).splitlines()[0]
+        return None
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(self._graphs.stream) if self._graphs else self.target.stream()
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     # --- prompts ---
 
@@ -138,7 +150,7 @@ class Engine:
         that it writes behind each. `seeds` is what a row's draws follow from, and needed where tokens are drawn."""
         device, longest = self.target.device, max(map(len, prompts))
         for prompt, most in zip(prompts, max_tokens, strict=True):
-            assert 0 < len(prompt) and len(prompt) + most - 1 + self.block_size <= self.capacity, "no room"
+            assert len(prompt) > 0 and len(prompt) + most - 1 + self.block_size <= self.capacity, "no room"
         padded = -(-longest // ALIGN) * ALIGN
         ids = torch.zeros(len(rows), min(padded, self.capacity), dtype=torch.long)
         for place, prompt in enumerate(prompts):

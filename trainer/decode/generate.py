@@ -19,6 +19,7 @@ from trainer.model.target import Target
 
 OnTokens = Callable[[int, list[int]], None]
 """(number of the prompt, tokens that have come)."""
+Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,22 +59,24 @@ class Generated:
 
 
 def generate(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
-             batch_size: int = 1, sampling: Sampling | None = None, seed: int = 0, stop_ids: Iterable[int] | None = None,
-             on_tokens: OnTokens | None = None, graphs: bool = True) -> Generated:  # fmt: skip
+             batch_size: int = 1, sampling: Sampling | None = None, seed: int = 0,
+             stop_ids: Iterable[int] | None = None, on_tokens: OnTokens | None = None, graphs: bool = True,
+             say: Say = lambda line: None) -> Generated:  # fmt: skip
     """Up to `max_tokens` tokens behind each of `prompts`, which are token ids; by the target alone without
-    `block_drafter`. `stop_ids` end a text; left out, the target's own end tokens. Raises `ConfigError` for a target that
-    cannot be decoded this way, `ValueError` for a prompt without a token."""
+    `block_drafter`. `stop_ids` end a text; left out, the target's own end tokens. Raises `ConfigError` for a target
+    that cannot be decoded this way, `ValueError` for a prompt without a token."""
     if not prompts:
         return Generated(continuations=[], reading_s=0.0, decoding_s=0.0)
     engine = engine_for(
         target, block_drafter, prompts, max_tokens=max_tokens, batch_size=batch_size, sampling=sampling,
-        stop_ids=end_ids(target) if stop_ids is None else stop_ids, graphs=graphs,
+        stop_ids=end_ids(target) if stop_ids is None else stop_ids, graphs=graphs, say=say,
     )  # fmt: skip
     return run(engine, prompts, max_tokens=max_tokens, seed=seed, on_tokens=on_tokens)
 
 
 def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
-               batch_size: int, sampling: Sampling | None, stop_ids: Iterable[int], graphs: bool = True) -> Engine:  # fmt: skip
+               batch_size: int, sampling: Sampling | None, stop_ids: Iterable[int], graphs: bool = True,
+               say: Say = lambda line: None) -> Engine:  # fmt: skip
     """One that has room for these prompts, ready to go."""
     if any(not prompt for prompt in prompts):
         raise ValueError("a prompt has no token: there is nothing to go on from")
@@ -83,12 +86,14 @@ def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequ
         target, block_drafter, rows=min(batch_size, len(prompts)), capacity=longest, sampling=sampling,
         stop_ids=stop_ids, graphs=graphs,
     )  # fmt: skip
-    engine.prepare()
+    if why := engine.prepare():
+        say(f"no CUDA graphs, every kernel is launched by itself, much slower: {why}")
     return engine
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, seed: int = 0,
-        on_tokens: OnTokens | None = None, seeds: Sequence[Sequence[int | str]] | None = None) -> Generated:  # fmt: skip
+        on_tokens: OnTokens | None = None, seeds: Sequence[Sequence[int | str]] | None = None
+        ) -> Generated:  # fmt: skip
     """The same in an engine that is there, and has room. `seeds`: what each prompt's draws follow from; left out,
     `seed` and its number."""
     found = [Continuation(prompt=list(prompt), acceptance=Acceptance(block_size=engine.block_size))

@@ -1,8 +1,8 @@
 """Keys and values of what has been read so far, of several rows at once, each of a length of its own.
 
 Everything has one shape from the beginning to the end, so that a CUDA graph may be recorded over it: rows never move,
-keys are written where their tokens stand, and what lies behind a row's end is hidden by the mask until it is overwritten.
-Cropping back what was drafted in vain is therefore nothing but a smaller length.
+keys are written where their tokens stand, and what lies behind a row's end is hidden by the mask until it is written
+over. Cropping back what was drafted in vain is therefore nothing but a smaller length.
 """
 
 from __future__ import annotations

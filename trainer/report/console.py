@@ -22,12 +22,21 @@ if TYPE_CHECKING:
 REFRESH_HZ = 2.0
 TYPED = 5
 """Columns that the last line leaves free."""
+LOG_COLUMNS = 120
+"""Of tables, where there is no terminal to say."""
 SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 def complain(line: str) -> None:
     """One plain line on stderr."""
     print(f"trainer: {line}", file=sys.stderr, flush=True)
+
+
+def terminal() -> Any:
+    """Where tables are printed."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
 
 
 class Console(Protocol):

@@ -1,0 +1,313 @@
+"""Decoding with a drafter writes what the target alone writes: token for token, or drawn from the same distribution."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import taught
+from trainer.config import ConfigError, TargetConfig
+from trainer.decode import loaded, parity
+from trainer.decode.engine import BlockDrafter
+from trainer.decode.generate import Generated, end_ids, generate
+from trainer.decode.loaded import Loaded
+from trainer.decode.sampling import Sampling, draw, keep_sampled
+from trainer.model.drafter import Drafter, DrafterShape
+from trainer.model.target import load_target
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """What is this small is slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def trained(taught_run: Path) -> Loaded:
+    return loaded.load(taught_run, target=None, device=CPU, say=lambda line: None)
+
+
+def prompts_for(target: Any, count: int, *, seed: int) -> list[list[int]]:
+    """Questions as they were taught, and as many beginnings of other lengths that were not."""
+    draw, tokenizer = random.Random(seed), target.tokenizer
+    found = []
+    for number in range(count):
+        text = tokenizer.apply_chat_template(
+            taught.conversation(draw)[:1], tokenize=False, add_generation_prompt=True
+        )  # fmt: skip
+        if number % 2:
+            text = text[draw.randrange(len(text) - 1) :][: draw.randrange(2, 60)]
+        found.append(tokenizer(text)["input_ids"])
+    return found
+
+
+def alone(target: Any, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """What transformers' own generation writes: a way that shares nothing with this one but the model."""
+    found: list[list[int]] = [[] for _ in prompts]
+    ends = sorted(end_ids(target))
+    for length in {len(prompt) for prompt in prompts}:
+        own = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
+        ids = torch.tensor([prompts[number] for number in own])
+        made = target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, eos_token_id=ends,
+            pad_token_id=0,
+        )  # fmt: skip
+        for number, row in zip(own, made[:, length:].tolist(), strict=True):
+            end = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
+            found[number] = row[:end]
+    return found
+
+
+def texts(made: Generated) -> list[list[int]]:
+    return [one.tokens for one in made.continuations]
+
+
+def test_greedy_is_the_targets_own_greedy_text_token_for_token_whatever_is_decoded_beside_it(trained: Loaded) -> None:
+    prompts = prompts_for(trained.target, 200, seed=5)
+    expected = alone(trained.target, prompts, 24)
+    made = generate(trained.target, trained.block_drafter, prompts[:30], max_tokens=24)
+    assert texts(made) == expected[:30]
+    made = generate(trained.target, trained.block_drafter, prompts, max_tokens=24, batch_size=16)
+    assert texts(made) == expected
+    assert [one.ended for one in made.continuations] == [text[-1] in end_ids(trained.target) for text in expected]
+    # Otherwise it would show nothing: blocks are kept in part, rows are of different lengths, and texts end.
+    assert made.acceptance.tau is not None and made.acceptance.tau > 1.5
+    assert len({one.acceptance.verifications for one in made.continuations}) > 5
+    assert 50 < sum(one.ended for one in made.continuations) < 200
+
+
+def test_without_a_drafter_the_same_code_writes_the_targets_own_text(trained: Loaded) -> None:
+    prompts = prompts_for(trained.target, 20, seed=6)
+    made = generate(trained.target, None, prompts, max_tokens=24, batch_size=8)
+    assert texts(made) == alone(trained.target, prompts, 24)
+    assert made.acceptance.tau == 1 and made.acceptance.by_slot == []
+
+
+def test_a_drafter_that_is_always_wrong_costs_time_and_changes_nothing(trained: Loaded) -> None:
+    prompts = prompts_for(trained.target, 12, seed=7)
+    wrong = Drafter(trained.block_drafter.drafter.shape)
+    wrong.initialise(torch.Generator().manual_seed(1))
+    drafter = BlockDrafter(drafter=wrong, ends=trained.block_drafter.ends, block_size=6, mask_token_id=3)
+    made = generate(trained.target, drafter, prompts, max_tokens=20, batch_size=4)
+    assert texts(made) == texts(generate(trained.target, None, prompts, max_tokens=20))
+    assert made.acceptance.tau is not None and made.acceptance.tau < 1.2
+
+
+def test_in_bfloat16_a_text_differs_from_the_plain_one_only_from_a_tie_on(taught_run: Path) -> None:
+    trained = loaded.load(taught_run, target=None, device=CPU, dtype="bfloat16", say=lambda line: None)
+    prompts = prompts_for(trained.target, 24, seed=8)
+    made = generate(trained.target, trained.block_drafter, prompts, max_tokens=24, batch_size=8)
+    plain = generate(trained.target, None, prompts, max_tokens=24, batch_size=1)
+    found = [
+        parity.first_difference(trained.target, one.prompt, one.tokens, other.tokens)
+        for one, other in zip(made.continuations, plain.continuations, strict=True)
+    ]
+    assert all(difference is None or difference.tie for difference in found), found
+    assert sum(difference is None for difference in found) > 14
+
+
+def test_a_fault_is_no_tie(trained: Loaded) -> None:
+    prompt = prompts_for(trained.target, 1, seed=9)[0]
+    (text,) = alone(trained.target, [prompt], 8)
+    broken = [*text[:3], (text[3] + 1) % 400, *text[4:]]
+    difference = parity.first_difference(trained.target, prompt, broken, text)
+    assert difference is not None and difference.place == 3 and not difference.tie
+    assert parity.first_difference(trained.target, prompt, text, text) is None
+
+
+def test_stop_tokens_end_a_text_inside_a_block_and_nothing_goes_past_max_tokens(trained: Loaded) -> None:
+    (prompt,) = prompts_for(trained.target, 1, seed=10)
+    (text,) = alone(trained.target, [prompt], 24)
+    for most in range(1, len(text)):
+        made = generate(trained.target, trained.block_drafter, [prompt], max_tokens=most, stop_ids=[])
+        assert texts(made) == [text[:most]] and not made.continuations[0].ended
+    for at, token in enumerate(text):
+        made = generate(trained.target, trained.block_drafter, [prompt], max_tokens=24, stop_ids=[token])
+        assert texts(made) == [text[: text.index(token) + 1]] and made.continuations[0].ended, at
+
+
+def test_tokens_come_as_they_are_written_and_add_up(trained: Loaded) -> None:
+    prompts = prompts_for(trained.target, 5, seed=11)
+    heard: dict[int, list[int]] = {number: [] for number in range(5)}
+    made = generate(
+        trained.target, trained.block_drafter, prompts, max_tokens=16, batch_size=2,
+        on_tokens=lambda number, tokens: heard[number].extend(tokens),
+    )  # fmt: skip
+    assert list(heard.values()) == texts(made)
+
+
+def test_every_verification_is_counted_once(trained: Loaded) -> None:
+    prompts = prompts_for(trained.target, 30, seed=12)
+    made = generate(trained.target, trained.block_drafter, prompts, max_tokens=24, batch_size=10)
+    for one in made.continuations:
+        counted = one.acceptance
+        # The token behind the prompt belongs to none; what was drafted past max_tokens was kept, and cut.
+        assert 0 <= counted.tokens + 1 - len(one.tokens) < 6 or not one.tokens
+        assert counted.tokens == counted.verifications + sum(counted.kept_k) - (
+            # A drafted token that ended the text was the last one, with no other behind it.
+            counted.verifications - counted.reached_k[0] + sum(
+                counted.kept_k[slot] - counted.reached_k[slot + 1] for slot in range(4)
+            ) if one.ended else 0
+        )  # fmt: skip
+        assert all(kept <= reached for kept, reached in zip(counted.kept_k, counted.reached_k, strict=True))
+
+
+# --- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_rejection_leaves_is_distributed_as_the_target() -> None:
+    """Of 5 tokens, 3 slots: every sequence's exact probability is known."""
+    draws, slots, vocabulary = 120_000, 3, 5
+    generator = torch.Generator().manual_seed(17)
+    target_KV = torch.rand(slots, vocabulary, generator=generator).pow(2)
+    drafted_kV = torch.rand(slots - 1, vocabulary, generator=generator).pow(2)
+    target_KV[1, 2] = drafted_kV[0, 4] = 0  # what one of them never says
+    target_KV, drafted_kV = (one / one.sum(dim=1, keepdim=True) for one in (target_KV, drafted_kV))
+    uniform = torch.rand(draws, 2 * slots, generator=generator)
+    target, drafted = target_KV.expand(draws, -1, -1), drafted_kV.expand(draws, -1, -1)
+    draft = draw(drafted, uniform[:, : slots - 1])
+    kept, following = keep_sampled(draft, drafted, target, uniform[:, slots - 1 : -2], uniform[:, -1])
+    counts = Counter(
+        (*row[:count], said) for row, count, said in zip(draft.tolist(), kept.tolist(), following.tolist(), strict=True)
+    )
+    # The slots are independent of one another here: of all that got as far, the token at a slot is the target's.
+    for slot in range(slots):
+        reached = [sequence for sequence in counts if len(sequence) > slot]
+        seen = torch.zeros(vocabulary)
+        for sequence in reached:
+            seen[sequence[slot]] += counts[sequence]
+        assert chi_square_fits(seen, target_KV[slot]), (slot, seen, target_KV[slot])
+
+
+def chi_square_fits(seen: torch.Tensor, probabilities: torch.Tensor) -> bool:
+    """Whether counts fit probabilities. Of draws that do, one set in a million is told not to; the draws of these tests
+    are always the same, so that a test that passes goes on passing."""
+    possible = probabilities > 0
+    assert not seen[~possible].any()
+    expected = probabilities[possible].double() * seen.sum()
+    statistic = ((seen[possible] - expected).square() / expected).sum()
+    freedom = int(possible.sum()) - 1
+    survival = torch.special.gammaincc(torch.tensor(freedom / 2.0), (statistic / 2).float())
+    return bool(survival > 1e-6)
+
+
+@pytest.fixture(scope="module")
+def five_tokens(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A target of few tokens, which can be asked for all its probabilities, and a drafter that often agrees with it."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("five-tokens")
+    words = {word: number for number, word in enumerate("abcdefgh")}
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")), pad_token="h")
+    fast.save_pretrained(directory)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=32, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, head_dim=16,
+        num_key_value_heads=1, tie_word_embeddings=False, pad_token_id=7, bos_token_id=None, eos_token_id=None,
+        initializer_range=0.4,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return load_target(TargetConfig(path=str(directory), dtype="float32", captured_layers=1), CPU)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=0.8), Sampling(temperature=1.3, top_k=3)], ids=str,
+)  # fmt: skip
+def test_drawn_texts_are_distributed_as_the_targets_own(five_tokens: Any, sampling: Sampling) -> None:
+    target, count, length = five_tokens, 6000, 3
+    shape = DrafterShape(
+        hidden=32, captured=1, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32, rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+    )  # fmt: skip
+    drafter = Drafter(shape).requires_grad_(False)
+    drafter.initialise(torch.Generator().manual_seed(2), std=0.3)
+    made = generate(
+        target, BlockDrafter(drafter=drafter, ends=target.ends, block_size=3, mask_token_id=6), [[0, 1]] * count,
+        max_tokens=length, batch_size=500, sampling=sampling, seed=4, stop_ids=[],
+    )  # fmt: skip
+    assert made.acceptance.tau is not None and 1.2 < made.acceptance.tau < 2.9
+    exact = torch.ones(())
+    for _ in range(length):
+        exact = exact[..., None] * next_probabilities(target, sampling, [0, 1], exact.dim())
+    seen = torch.zeros(8, 8, 8)
+    for text in texts(made):
+        seen[tuple(text)] += 1
+    # What is expected too seldom for the statistic is one class.
+    rare = (exact * count < 5).flatten()
+    seen, exact = seen.flatten(), exact.flatten()
+    merged = torch.cat((seen[~rare], seen[rare].sum()[None])), torch.cat((exact[~rare], exact[rare].sum()[None]))
+    assert chi_square_fits(*merged)
+
+
+@torch.no_grad()
+def next_probabilities(target: Any, sampling: Sampling, prompt: list[int], depth: int) -> torch.Tensor:
+    """[8] * depth + [8]: of the token behind the prompt and every sequence of `depth` tokens."""
+    sequences = torch.cartesian_prod(*[torch.arange(8)] * depth).view(8**depth, depth) if depth else torch.zeros(1, 0)
+    ids = torch.cat((torch.tensor(prompt).expand(len(sequences), -1), sequences.long()), dim=1)
+    return warped(target.model(ids).logits[:, -1], sampling).view([8] * (depth + 1))
+
+
+def warped(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """By transformers' own processors."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = TemperatureLogitsWarper(sampling.temperature)(None, logits)
+    if sampling.top_k:
+        logits = TopKLogitsWarper(sampling.top_k)(None, logits)
+    if sampling.top_p < 1:
+        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
+    return logits.softmax(dim=-1)
+
+
+def test_a_drawn_text_follows_from_seed_and_number_not_from_what_is_beside_it(trained: Loaded) -> None:
+    prompts, sampling = prompts_for(trained.target, 10, seed=13), Sampling(temperature=0.9)
+    made = [
+        texts(generate(trained.target, trained.block_drafter, prompts, max_tokens=16, batch_size=size,
+                       sampling=sampling, seed=seed))
+        for size, seed in ((1, 1), (4, 1), (4, 2))
+    ]  # fmt: skip
+    assert made[0] == made[1] and made[1] != made[2]
+
+
+def test_a_number_close_to_one_never_draws_what_has_no_weight() -> None:
+    weights = torch.tensor([[0.3, 0.7, 0.0, 0.0]])
+    assert draw(weights, torch.tensor([1 - 2**-24])).tolist() == [1]
+    assert draw(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([0.0])).tolist() == [2]
+
+
+# --- what cannot be decoded -----------------------------------------------------------------------------------------
+
+
+def test_what_is_no_drafter_or_not_its_target_is_one_line(taught_run: Path, tmp_path: Path) -> None:
+    def refusal(path: Path, target: str | None = None) -> str:
+        with pytest.raises(ConfigError) as caught:
+            loaded.load(path, target=target, device=CPU, say=lambda line: None)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "is not there" in refusal(tmp_path / "nowhere")
+    assert "holds no checkpoints" in refusal(tmp_path)
+    assert "--target: there is no model" in refusal(taught_run, str(tmp_path))
+    damaged = tmp_path / "step-150"
+    damaged.mkdir()
+    for file in (taught_run / "checkpoints" / "step-150").iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes()[:-1])
+    assert "no checkpoint that can be exported" in refusal(damaged)
+
+
+def test_a_prompt_without_a_token_is_refused(trained: Loaded) -> None:
+    with pytest.raises(ValueError, match="no token"):
+        generate(trained.target, None, [[1], []], max_tokens=2)
