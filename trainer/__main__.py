@@ -1,6 +1,6 @@
 """`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `export RUN|CKPT`,
-`schema`, and `generate` and `evaluate` (`decode/command.py`): parse, catch signals before anything slow is imported, run,
-and say how it ended.
+`schema`, and `generate` and `evaluate` (`decode/command.py`): parse, catch signals before anything slow is imported,
+run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, more of the data is bad than a run
 accepts, or an export does not decode as it was trained, 2 usage or configuration; 143 or 130 when a second signal, more

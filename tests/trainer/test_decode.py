@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import taught
+from trainer.__main__ import main
 from trainer.config import ConfigError, TargetConfig
 from trainer.decode import loaded, parity
 from trainer.decode.engine import BlockDrafter
@@ -305,9 +308,85 @@ def test_what_is_no_drafter_or_not_its_target_is_one_line(taught_run: Path, tmp_
     damaged.mkdir()
     for file in (taught_run / "checkpoints" / "step-150").iterdir():
         (damaged / file.name).write_bytes(file.read_bytes()[:-1])
-    assert "no checkpoint that can be exported" in refusal(damaged)
+    assert "no checkpoint that can be read" in refusal(damaged)
 
 
 def test_a_prompt_without_a_token_is_refused(trained: Loaded) -> None:
     with pytest.raises(ValueError, match="no token"):
         generate(trained.target, None, [[1], []], max_tokens=2)
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def trainer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """`python -m trainer` in this process, which has torch already."""
+
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return Done(code=code, out=out, err=err)
+
+    return run
+
+
+def test_generate_prints_what_the_target_itself_would_say_and_what_the_drafter_saved(
+    trainer: Callable[..., Done], trained: Loaded, taught_run: Path
+) -> None:
+    asked = "Count from two to five."
+    done = trainer("generate", str(taught_run), "--prompt", asked, "--max-tokens", "40")
+    assert done.code == 0, done.err
+    tokenizer = trained.target.tokenizer
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": asked}], add_generation_prompt=True)["input_ids"]
+    (said,) = alone(trained.target, [ids], 40)
+    assert done.out == tokenizer.decode(said, skip_special_tokens=True) + "\n"
+    assert "τ=" in done.err and "step-150" in done.err
+
+
+def test_evaluate_measures_an_export_by_category_and_says_what_its_figures_are(
+    trainer: Callable[..., Done], trained: Loaded, taught_run: Path, tmp_path: Path
+) -> None:
+    export = tmp_path / "export"
+    assert trainer("export", str(taught_run), "--to", str(export), "--no-gate").code == 0
+    found, drawn = tmp_path / "found.json", tmp_path / "found.png"
+    options = ["--data", str(taught_run / "held-out.jsonl"), "--prompts", "12", "--max-tokens", "40"]
+    missing = trainer("evaluate", str(export), *options)
+    assert missing.code == 2 and "--target DIR" in missing.err
+    done = trainer(
+        "evaluate", str(export), *options, "--target", trained.target.model.config._name_or_path, "--out", str(found),
+        "--png", str(drawn),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "bonus" in done.out and drawn.read_bytes().startswith(b"\x89PNG")
+    figures = json.loads(found.read_text())
+    assert set(figures["categories"]) == {"sums", "counting"} and figures["all"]["prompts"] == 12
+    assert figures["all"]["same"] == 12 and figures["all"]["different"] == 0
+    assert len(figures["all"]["kept_by_slot"]) == 5 and figures["all"]["tau"] > 1.5
+    assert figures["all"]["tok_s"] > 0 and figures["all"]["plain_tok_s"] > 0
+    total = sum(one["verifications"] for one in figures["categories"].values())
+    assert figures["all"]["verifications"] == total
+    # Each slot that stays is one more token of a verification.
+    assert figures["all"]["tau"] == pytest.approx(1 + sum(figures["all"]["kept_by_slot"]), abs=0.3)
+
+
+def test_what_a_user_can_get_wrong_is_one_line_with_exit_code_2(
+    trainer: Callable[..., Done], taught_run: Path, tmp_path: Path
+) -> None:
+    for arguments, said in (
+        (["generate", str(tmp_path), "--prompt", "x"], "holds no checkpoints"),
+        (["generate", str(taught_run), "--prompt", "x", "--top-p", "2"], "--top-p"),
+        (["generate", str(taught_run), "--prompt", "x", "--max-tokens", "0"], "--max-tokens"),
+        (["evaluate", str(taught_run), "--data", str(tmp_path / "none.jsonl")], "none.jsonl"),
+    ):
+        done = trainer(*arguments)
+        assert (done.code, done.out) == (2, "") and said in done.err, done
+        assert done.err.count("\n") == 1

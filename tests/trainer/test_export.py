@@ -160,10 +160,10 @@ def test_a_run_its_checkpoints_and_one_of_them_are_the_same_to_the_byte(learnt_r
 
 
 @pytest.mark.parametrize(("damage", "said"), [
-    (lambda c: (c / MARKER).unlink(), "no checkpoint that can be exported: incomplete, COMPLETE.json is missing"),
-    (lambda c: cut(c / WEIGHTS), r"no checkpoint that can be exported: drafter.safetensors has \d+ bytes of \d+"),
+    (lambda c: (c / MARKER).unlink(), "no checkpoint that can be read: incomplete, COMPLETE.json is missing"),
+    (lambda c: cut(c / WEIGHTS), r"no checkpoint that can be read: drafter.safetensors has \d+ bytes of \d+"),
     (lambda c: flip(c / "ema.safetensors"), r"ema.safetensors has changed since it was written \(sha256 differs\)"),
-    (shutil.rmtree, "no checkpoint that can be exported: no such directory"),
+    (shutil.rmtree, "no checkpoint that can be read: no such directory"),
 ])  # fmt: skip
 def test_a_damaged_checkpoint_is_named_in_one_line(learnt_run: Path, tmp_path: Path, damage: Callable[[Path], None],
                                                    said: str) -> None:  # fmt: skip

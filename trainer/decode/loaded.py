@@ -59,8 +59,10 @@ def _of_export(path: Path, target_path: Path | None, device: torch.device, dtype
                ) -> Loaded:  # fmt: skip
     found = contract.read(path)
     if target_path is None:
-        raise ConfigError(f"{path}: an export does not say where its target is ({found.target.architecture}, hidden size"
-                          f" {found.target.hidden}); name it with --target DIR")  # fmt: skip
+        raise ConfigError(
+            f"{path}: an export does not say where its target is, a {found.target.architecture} of"
+            f" {found.target.layers} layers; name it with --target DIR"
+        )
     arithmetic = dtype or found.dtype
     target = _target(target_path, device, arithmetic, found.layout.layer_ids)
     drafter, found = export.load(path, target, say=say)

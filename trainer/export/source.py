@@ -81,7 +81,7 @@ def _checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, checkpoin
             return path, checkpoint.load(path.resolve())
         except CheckpointDamaged as error:
             why = f"no such directory, and {error}" if not path.exists() else str(error)
-            raise ConfigError(f"{path}: no checkpoint that can be exported: {why}") from None
+            raise ConfigError(f"{path}: no checkpoint that can be read: {why}") from None
     root = path if path.name == "checkpoints" else path / "checkpoints"
     if not root.is_dir():
         why = "is not there" if not path.exists() else "holds no checkpoints"
