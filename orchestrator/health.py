@@ -10,7 +10,23 @@ from orchestrator.blame import cause, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, pace, settled
 from orchestrator.logscan.pace import CLOCK_S, COMPILE_PHASE, Limits, Progress
-from orchestrator.model import BAD, LIVE, ExitRecord, Finding, LogSummary, Probe, Process, StateName, Verdict, Worker
+from orchestrator.model import (
+    BAD,
+    LIVE,
+    ExitRecord,
+    Finding,
+    GpuClaim,
+    InLine,
+    LogSummary,
+    Probe,
+    Process,
+    StateName,
+    Verdict,
+    Worker,
+    age,
+    ordinal,
+    told,
+)
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
@@ -65,6 +81,9 @@ class _Look:
         self.step, self.progress_at, self.phase = self.progress.step, self.progress.at, self.progress.phase
         self.began = probe.program_seen or output_seen(probe) is not None or self.step is not None
         """Whether the program has run: it was recorded, or its output is there."""
+        claim = probe.gpu_claim
+        self.began_at = max(probe.created_at, (claim.granted_at or 0.0) if claim else 0.0)
+        """From when on it may be expected to do something: not while it waited in line."""
         self.refuted = probe.exit.never_started if probe.exit is not None and self.began else None
         """A record that says it never started, of a run that did."""
 
@@ -150,6 +169,8 @@ def _damaged(look: _Look, why: str) -> Verdict:
 def _ended(look: _Look, ending: ExitRecord) -> Verdict:
     left = f", but {_processes(look.alive)} left" if look.alive else ""
     step = f" after step {ending.last_step}" if ending.last_step is not None else ""
+    if ending.never_started is not None and ending.stopped:
+        return look.verdict("STOPPED", ending.never_started + left)
     if ending.never_started is not None:
         return look.verdict("NEVER_STARTED", ending.never_started + left)
     how = "its ending is not known"
@@ -197,17 +218,23 @@ def _memory(kills: int) -> str:
 def _vanished(look: _Look) -> Verdict:
     """No process, and no record of the end."""
     probe = look.probe
+    waited = probe.gpu_claim is not None and probe.gpu_claim.waiting and not look.began
+    if probe.same_boot is False and waited:
+        return look.verdict("NEVER_STARTED", "the container restarted while it waited in line; its program never ran")
     if probe.same_boot is False:
         return look.verdict("LOST", "container restarted since the run started; no exit record")
     hidden = "supervisor.json" in probe.unreadable
     if not look.began and not hidden:
         waited_s = look.now - probe.created_at
+        if probe.gpu_claim is not None and probe.in_line is not None:
+            return look.verdict("QUEUED", _queued(look, probe.gpu_claim, probe.in_line))
         if probe.supervisor_alive:
             return look.verdict("STARTING", f"supervisor is up, program not started yet after {age(waited_s)}")
         if probe.same_boot is None and waited_s < look.limits.accepted_s:
             return look.verdict("QUEUED", f"accepted {age(waited_s)} ago, no supervisor yet")
+        amid = " while it waited in line" if waited else ""
         return look.verdict(
-            "NEVER_STARTED", f"its supervisor is gone and had started no program{_memory(probe.oom_kills)}"
+            "NEVER_STARTED", f"its supervisor is gone{amid} and had started no program{_memory(probe.oom_kills)}"
         )  # fmt: skip
     if probe.supervisor_alive and probe.disk is not None and probe.disk.read_only:
         return look.verdict("LOST", "no process is left, and how it ended cannot be recorded")
@@ -226,6 +253,18 @@ def _vanished(look: _Look) -> Verdict:
         return look.verdict("KILLED", why, error=_blame(look, None))
     stop = ", after a stop was asked for" if probe.stop else ""
     return look.verdict("LOST", f"no process and {record}{stop}{step}", error=_blame(look, None))
+
+
+def _queued(look: _Look, claim: GpuClaim, stands: InLine) -> str:
+    """`2nd in line for GPU 0, held by run ...; behind ...; queued 10 min ago`."""
+    since = f"queued {age(look.now - (claim.queued_at or claim.asked_at))} ago"
+    stopped = look.probe.supervisor_stopped
+    held_up = "" if stopped is None else f"; its supervisor is stopped (state T; there: kill -CONT {stopped})"
+    if stands.problem is not None:
+        return f"in line for {claim.wish}, {since}; where it stands is not known: {stands.problem}{held_up}"
+    behind = f"; next before it: run {stands.ahead[-1]}" if stands.ahead else ""
+    obstacles = told(stands.obstacles, look.now) or "free now, it is about to start"
+    return f"{ordinal(stands.position)} in line for {claim.wish}: {obstacles}{behind}; {since}{held_up}"
 
 
 # --- alive ----------------------------------------------------------------------------------------------------------
@@ -276,7 +315,7 @@ def _starting(look: _Look, notes: str) -> Verdict:
     probe, summary, limits = look.probe, look.summary, look.limits
     limit_s = limits.compile_s if look.phase and COMPILE_PHASE.search(look.phase) else limits.start_s
     heard_at = max(
-        probe.created_at, summary.phase_at or 0.0, probe.log.modified_at,
+        look.began_at, summary.phase_at or 0.0, probe.log.modified_at,
         *(log.modified_at or 0.0 for log in probe.foreign_logs if log.own_bytes and log.shared is None),
     )  # fmt: skip
     silent_s = look.now - heard_at
@@ -291,7 +330,7 @@ def _starting(look: _Look, notes: str) -> Verdict:
 
 
 def _patience_s(look: _Look) -> float:
-    return look.progress.patience_s(look.summary, created_at=look.probe.created_at, limits=look.limits)
+    return look.progress.patience_s(look.summary, created_at=look.began_at, limits=look.limits)
 
 
 def _notes(look: _Look) -> str:
@@ -343,16 +382,6 @@ def _behind(look: _Look) -> str:
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
-
-
-def age(seconds: float) -> str:
-    """`12 s`, `4 min`, `3.1 h`, `2.0 d`."""
-    seconds = max(0.0, seconds)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
 
 
 def _gone(look: _Look) -> str:

@@ -51,6 +51,8 @@ class Target:
     """Who runs there, when the login is root's; None: the login itself."""
     gpus: list[int] | None = None
     """What its runs see as CUDA_VISIBLE_DEVICES; a launch then wants to see them held."""
+    claims_dir: str | None = None
+    """Where claims of GPUs are kept, which containers of one node may share; None: each for itself."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables of every run's environment."""
     secrets: list[str] = field(default_factory=list)
@@ -203,8 +205,15 @@ class Entry(Model):
     )
     gpus: list[Int] | None = Field(
         default=None,
-        description="The GPUs that runs may see, by their numbers in nvidia-smi there: sets CUDA_VISIBLE_DEVICES. Left "
-        "out or empty: all of them.",
+        description="The GPUs that runs may have, by their numbers in nvidia-smi there: a run claims them, or as many "
+        "of them as its configuration counts on, or --gpus asks for, and sees no others. Left out or empty: all of "
+        "them.",
+    )
+    claims_dir: Str | None = Field(
+        default=None,
+        description="The folder on the target where runs claim their GPUs. Mounted from the node into all of its "
+        "containers that have the same GPUs, it keeps their runs apart, too (docs/gpu-claims.md). An absolute path, of "
+        "a folder that is there. Left out: /run/lock/specctl-gpus, which each container has for itself.",
     )
     env: dict[Str, Str] = Field(
         default_factory=dict,
@@ -230,6 +239,13 @@ class Entry(Model):
         if not (value.startswith(("/", "~/")) or value == "~") or _CONTROL.search(value):
             raise ValueError(f"needs an absolute path, or one that starts with ~/, is {value!r}")
         return value if value in ("/", "~/") else value.rstrip("/")
+
+    @field_validator("claims_dir")
+    @classmethod
+    def _claims_dir(cls, value: str | None) -> str | None:
+        if value is not None and (not value.startswith("/") or _CONTROL.search(value)):
+            raise ValueError(f"needs the absolute path of a folder on the target, is {value!r}")
+        return value
 
     @field_validator("python")
     @classmethod

@@ -16,12 +16,12 @@ import secrets
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from orchestrator import index, naming, wheelhouse
+from orchestrator import gpus, index, naming, wheelhouse
 from orchestrator.bundle import Bundle, collect
 from orchestrator.configuration import Config, read_config
 from orchestrator.errors import ConfigError
@@ -49,6 +49,7 @@ class Request:
     """The project to ship; None ships only the trainer."""
     wheelhouse: Path | None = None
     """The folder of wheels that the environment is made from, and from nothing else."""
+    gpus: gpus.Asked = field(default_factory=gpus.Asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,9 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         house = wheelhouse.collect(request.wheelhouse)
     argv = request.command or [python or "python", "-m", "trainer", "train", "{config}"]
     slug = request.name or (request.config.stem if request.config and not request.command else naming.name_of(argv))
-    env = dict(target.env)
+    cuda = _cuda(target, config)
+    chosen = gpus.choose(request.gpus, target, cuda=cuda)
+    env = {**target.env, **chosen.env}
     if not request.command:
         # The trainer that was shipped is meant, whatever the project has of that name in its own folder.
         env["PYTHONSAFEPATH"] = "1"
@@ -128,13 +131,14 @@ def plan(request: Request, inventory: Inventory) -> Plan:
         note=request.note, config_path=str(request.config) if request.config else None, config_text=config.text,
         git_commit=bundle.commit, git_diff=bundle.diff,
         env_hash=_env_hash(requirements, target.python, house) if requirements else None,
-        gpus=target.gpus or [], patterns=dict(keys.patterns), specctl_version=importlib.metadata.version("specctl"),
+        gpus=chosen.numbers, wish=chosen.wish, patterns=dict(keys.patterns),
+        specctl_version=importlib.metadata.version("specctl"),
     )  # fmt: skip
     _keep_secret(values, spec)
     return Plan(
         target=target, spec=spec, bundle=bundle, python=python, requirements=requirements,
         wheelhouse=house, secrets=values, until=request.until, timeout_s=request.timeout_s,
-        inputs=config.inputs, cuda=_cuda(target, config),
+        inputs=config.inputs, cuda=cuda or 0,
     )  # fmt: skip
 
 
@@ -179,9 +183,12 @@ def _look_for_script(request: Request, bundle: Bundle) -> None:
     raise ConfigError(problem, hint=hint)
 
 
-def _cuda(target: Target, config: Config) -> int:
-    """How many CUDA devices the configuration counts on. Raises `ConfigError` when more are named than declared."""
-    numbers = [int(name.removeprefix("cuda:")) for name in config.inputs.get("devices", []) if name != "cpu"]
+def _cuda(target: Target, config: Config) -> int | None:
+    """How many CUDA devices the configuration counts on; None where it does not say. Raises `ConfigError` when more are
+    named than declared."""
+    if "devices" not in config.inputs:
+        return None
+    numbers = [int(name.removeprefix("cuda:")) for name in config.inputs["devices"] if name != "cpu"]
     if not numbers:
         return 0
     if target.gpus is not None and max(numbers) >= len(target.gpus):

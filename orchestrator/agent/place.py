@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from orchestrator import ailments
-from orchestrator.agent import gpu, space, tmux
+from orchestrator.agent import claiming, gpu, space, tmux
 from orchestrator.agent.main import MAKE_ROOM, Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
@@ -23,16 +23,18 @@ MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tem
 PROBE_BYTES = 64 << 10
 
 
-def check(call: Call, *, present: bool) -> list[str]:
-    """What there is to say of the GPUs. Raises `Refusal` with the first reason why a launch cannot work here.
-    `present`: its bundle is there already."""
+def check(call: Call, *, present: bool) -> tuple[list[str], bool]:
+    """(what there is to say of the GPUs, whether the run will claim any). Raises `Refusal` with the first reason why a
+    launch cannot work here. `present`: its bundle is there already."""
     _python()
     copies = 1 if present else 2  # the bundle, and the run's own copy of it
     room(call.paths.workdir, copies * int(call.request.get("bytes") or 0))
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)
-    return gpu.check([int(number) for number in call.request.get("gpus") or []], int(call.request.get("cuda") or 0))
+    said = gpu.check([int(number) for number in call.request.get("gpus") or []], int(call.request.get("cuda") or 0))
+    more, claims = claiming.preflight(call)
+    return said + more, claims
 
 
 def _python() -> None:

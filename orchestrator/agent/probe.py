@@ -214,6 +214,11 @@ def _one(
         for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
         if value is None and os.path.lexists(path)
     ]
+    claim, in_line = records.gpu_claim(paths, spec.nonce), None
+    if claim is not None and claim.waiting and watcher is not None and supervisor and supervisor.program_pid is None:
+        from orchestrator.agent import claims  # which a look at a run that does not wait need not pay for
+
+        in_line = claims.stand(claim, spec.run_id)
     beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True)
     program_exit = supervisor.program_exit if supervisor else None
     if program_exit is not None:
@@ -227,7 +232,12 @@ def _one(
         supervisor_stopped=watcher.pid if watcher and stopped else None,
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
-        heartbeat=beat, gpus_declared=spec.gpus,
+        heartbeat=beat, gpus_declared=records.gpu_numbers(spec, claim), in_line=in_line,
+        gpu_claim=None if claim is None else dataclasses.replace(
+            claim, asked_at=claim.asked_at + set_by_s,
+            queued_at=None if claim.queued_at is None else claim.queued_at + set_by_s,
+            granted_at=None if claim.granted_at is None else claim.granted_at + set_by_s,
+        ),
         gpu_devices=proc.gpu_devices(tree), oom_kills=max(0, oom_kills - supervisor.oom_kills) if supervisor else 0,
         program_exit=program_exit, unreadable=unreadable, elsewhere=elsewhere, disk=disk,
         unread_bytes=sum(_unread(one, log) for one in logs), clock_set_by_s=set_by_s,

@@ -57,7 +57,16 @@ def boot_identity() -> str:
 
 def marked_with(pid: int) -> str | None:
     """The nonce of the run whose mark the process carries; None without one, or where it cannot be read."""
-    start = f"{MARK_NAME}=".encode()
+    return _variable(pid, MARK_NAME)
+
+
+def run_of(pid: int) -> str | None:
+    """The id of the run whose mark the process carries."""
+    return _variable(pid, RUN_NAME)
+
+
+def _variable(pid: int, name: str) -> str | None:
+    start = f"{name}=".encode()
     for item in read(f"/proc/{pid}/environ").split(b"\0"):
         if item.startswith(start):
             return item[len(start) :].decode("ascii", "replace")

@@ -24,10 +24,10 @@ def run(call: Call) -> None:
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
         present = lease.found(home, COMPLETE)
-        gpus = place.check(call, present=present)
+        gpus, claims = place.check(call, present=present)
         env = call.request.get("env_hash")
         call.emit({
-            "final": True, "present": present, "gpus": gpus,
+            "final": True, "present": present, "gpus": gpus, "claims": claims,
             "env": env is None or prepare.is_made(call.paths.env(str(env))),
             "problems": _problems(call) if present else [],
         })  # fmt: skip

@@ -14,6 +14,7 @@ from orchestrator.agent.clock import Clock, booted_at
 from orchestrator.model import (
     ExitRecord,
     FollowedLog,
+    GpuClaim,
     Heartbeat,
     Misfit,
     RunPaths,
@@ -124,6 +125,18 @@ def stop_request(paths: RunPaths) -> StopRequest | None:
 
 def stopper(paths: RunPaths) -> StopperRecord | None:
     return _load(StopperRecord, paths.stopper)
+
+
+def gpu_claim(paths: RunPaths, nonce: str) -> GpuClaim | None:
+    claim = _load(GpuClaim, paths.gpus)
+    return claim if claim is not None and claim.nonce == nonce else None
+
+
+def gpu_numbers(spec: RunSpec, claim: GpuClaim | None) -> list[int]:
+    """The GPUs that the run is to be seen to use, by nvidia-smi's numbers: those that it has claimed, once it has."""
+    if claim is None or claim.granted_at is None or spec.wish is None:
+        return spec.gpus
+    return sorted({one.card for one in claim.held}) if spec.wish.wanted else []
 
 
 def stop_under_way(paths: RunPaths, now: float) -> StopRequest | None:

@@ -18,8 +18,7 @@ def disk_of(path: str) -> Disk | None:
         path = os.path.dirname(path)
     try:
         there = os.statvfs(path)
-        table = proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
-        mount = mount_of(table, os.path.realpath(path))
+        mount = mount_of(_table(), os.path.realpath(path))
     except OSError:
         return None
     return Disk(
@@ -27,6 +26,15 @@ def disk_of(path: str) -> Disk | None:
         free_inodes=there.f_favail if there.f_files else None,
         read_only=bool(there.f_flag & os.ST_RDONLY) or mount.read_only,
     )  # fmt: skip
+
+
+def kind_of(path: str) -> str:
+    """The kind of the file system of `path`: `ext4`, `nfs4`, `fuse.sshfs`."""
+    return mount_of(_table(), os.path.realpath(path)).kind
+
+
+def _table() -> str:
+    return proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
 
 
 def problem(path: str | None, error: OSError) -> str | None:

@@ -186,6 +186,8 @@ def _session(found: tmux.Tmux, socket: str, spec: RunSpec, paths: RunPaths) -> N
         record = records.supervisor(paths)
         if (record is not None and record.program_pid is not None) or records.exit_record(paths) is not None:
             return
+        if record is not None and (claim := records.gpu_claim(paths, spec.nonce)) is not None and claim.waiting:
+            return
         if record is None and said and not _session_exists(server, spec.run_id):
             raise Refusal("preflight", f"tmux could not start the session: {said}")
         time.sleep(0.02)

@@ -48,7 +48,8 @@ def run(call: Call) -> None:
     nonce, request = found[0].nonce, _request(call)
     used = set()
     if processes := tree(paths, nonce):
-        used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in found[0].gpus)}
+        numbers = records.gpu_numbers(found[0], records.gpu_claim(paths, nonce))
+        used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in numbers)}
     if processes or unsettled(paths) or records.supervisor(paths) is None:  # else it was over before anybody asked
         if records.exit_record(paths) is None:
             _note(paths, request)

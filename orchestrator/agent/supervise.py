@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
+from orchestrator.agent.claiming import Claiming, NotGranted
 from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.merge import merge
@@ -87,12 +88,13 @@ class Supervisor:
         self.clock = Clock.of(record, self.boot)
         """What is noted of the run is noted by it, and not by a clock that somebody may set."""
         self.indexed: dict[foreign.Key | None, tuple[int, float]] = {None: (0, self.clock.now())}
-        self.vigil = Vigil(paths, self.journal, nonce=spec.nonce, created_at=record["created_at"])
+        self.claiming = Claiming(paths, spec, self.journal, self.clock, self.pane)
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
     def start(self) -> subprocess.Popen[bytes] | None:
-        """Opens the log and spawns the program; None, and a record that says why, if it cannot be run.
+        """Opens the log, claims the GPUs, however long that takes, and spawns the program; None, and a record that says
+        why, if it cannot be run.
 
         Raises `OSError` when something else fails; nothing has been started then.
         """
@@ -110,7 +112,20 @@ class Supervisor:
         self.record = SupervisorRecord(
             attempt=self.attempt, nonce=self.spec.nonce, pid=os.getpid(), start_ticks=own[0].start_ticks if own else 0,
             boot=self.boot, started_at=started_at, log_device=stat.st_dev, log_inode=stat.st_ino,
-            header_bytes=len(header), oom_kills=proc.oom_kills(), cgroup=(group := cgroup.make(self.spec.run_id)),
+            header_bytes=len(header),
+        )  # fmt: skip
+        if self.spec.wish is not None:  # it may take its time, and is to be found meanwhile
+            files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
+        try:
+            self.claiming.settle(environ)
+        except NotGranted as refusal:
+            self._never_started(refusal.why, stopped=refusal.stopped)
+            return None
+        started_at = time.time()
+        self.vigil = Vigil(self.paths, self.journal, nonce=self.spec.nonce, created_at=self.clock.now())
+        self.record = dataclasses.replace(
+            self.record, started_at=started_at, oom_kills=proc.oom_kills(),
+            cgroup=(group := cgroup.make(self.spec.run_id)),
         )  # fmt: skip
         files.write_json(self.paths.supervisor, to_json(self.record), durable=True)
         self.logs = LogWatch(
@@ -124,7 +139,8 @@ class Supervisor:
                 start_new_session=True, preexec_fn=functools.partial(cgroup.enter, group),
             )  # fmt: skip
         except OSError as error:
-            self._never_started(error, environ)
+            self._never_started(spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", "")))
+            self._write_scan()
             cgroup.remove(group)
             return None
         os.close(log_fd)
@@ -166,12 +182,10 @@ class Supervisor:
                 environ[os.fsdecode(name)] = os.fsdecode(value)
         return environ
 
-    def _never_started(self, error: OSError, environ: dict[str, str]) -> None:
-        why = spawn.why_not(self.argv[0], error, cwd=self.cwd, path=environ.get("PATH", ""))
-        ending = ExitRecord(at=time.time(), never_started=why, nonce=self.spec.nonce)
+    def _never_started(self, why: str, *, stopped: bool = False) -> None:
+        ending = ExitRecord(at=time.time(), never_started=why, stopped=stopped, nonce=self.spec.nonce)
         files.create_reserved(self.paths.exit, to_json(ending))
         self.journal.event("ended", never_started=why)
-        self._write_scan()
 
     def _watch(self, program: subprocess.Popen[bytes]) -> ExitRecord:
         """Follows the run until nothing of it is left, and says how it ended."""
@@ -230,6 +244,7 @@ class Supervisor:
         self._mark_index()
         if self.record.program_exit is None:
             self.vigil.look(self.logs.followed, now)
+        self.claiming.keep()
         self.pane.follow(self.logs.followers)
 
     def _read_last_words(self, now: float) -> None:

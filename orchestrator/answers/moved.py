@@ -20,6 +20,7 @@ class Declared(TypedDict):
     workdir: str
     python: str | None
     gpus: list[int] | None
+    claims_dir: str | None
 
 
 class Why(TypedDict):

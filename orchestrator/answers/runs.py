@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from orchestrator.answers.base import Gpu, Head, Reach
-from orchestrator.model import Evidence, Finding, ForeignLog, Probe, Rung, StateName
+from orchestrator.model import Evidence, Finding, ForeignLog, GpuClaim, GpuWish, InLine, Probe, Rung, StateName
 
 
 class NotVerified(TypedDict):
@@ -25,6 +25,8 @@ class Launch(Head):
     """null: nothing was seen of it after its start."""
     verified: bool
     """The run was seen to reach the rung that was wanted (`--until`)."""
+    queued: bool
+    """It waits in line for its GPUs, as `--queue` has asked for; then it is not verified, and nothing is wrong."""
     rung: Rung
     """The highest one that was reached."""
     evidence: list[Evidence]
@@ -68,6 +70,8 @@ class Plan(Head):
     secrets: list[str]
     """Names only."""
     until: Rung
+    wish: GpuWish | None
+    """The GPUs that it will claim; null: none."""
 
 
 class WorkerRow(TypedDict):
@@ -99,6 +103,10 @@ class RunRow(TypedDict):
     log: str
     note: str
     foreign_logs: list[ForeignLog]
+    gpu_claim: GpuClaim | None
+    """The GPUs that it has asked for to itself, and those that it has got."""
+    in_line: InLine | None
+    """Where it stands in line, while it is QUEUED for GPUs."""
 
 
 class TargetRow(TypedDict):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from orchestrator import gpus as gpus_of
 from orchestrator import plan as planning
 from orchestrator.cli.base import (
     DAY_S,
@@ -83,7 +84,9 @@ def _option_first(args: list[str], option: str) -> bool:
 
 def _words_of_a_command(args: list[str]) -> list[str]:
     """From the first word that is neither an option nor an option's value: where a forgotten `--` was meant."""
-    valued = {"--config", "--name", "--until", "--timeout", "--note", "--source", "--wheelhouse", "--inventory"}
+    valued = {
+        "--config", "--name", "--until", "--timeout", "--note", "--source", "--wheelhouse", "--inventory", "--gpus",
+    }  # fmt: skip
     at = 0
     while at < len(args) and args[at].startswith("-"):
         at += 2 if args[at] in valued else 1
@@ -119,19 +122,26 @@ def launch(
         Path | None,
         typer.Option(metavar="DIR", help="Make the environment from this folder of wheels, where there is no network."),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="WHICH", help="Claim all, none, so many (2), or these (0,1 or GPU-...).  [what hosts.yaml "
+                     "and the configuration say, else all that the program sees]"),
+    ] = None,
+    queue: Annotated[bool, typer.Option("--queue", help="Wait in line, there, for GPUs that others have.")] = False,
+    no_claim: Annotated[bool, typer.Option("--no-claim", help="Claim no GPU, and share those of others.")] = False,
     json: JsonOption = False,
     inventory: InventoryOption = None,
 ) -> None:
     """Start a run and climb the ladder of evidence: accepted, session, process, log, gpu, step.
 
-    Returns 0 once the run has been seen to do what --until asks, and 1 with the reason if it has not. Ctrl-C stops the
-    watching, never the run.
+    Returns 0 once the run has been seen to do what --until asks, and 1 with the reason if it has not; with --queue 0
+    also when it waits in line. Ctrl-C stops the watching, never the run.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
         request = planning.Request(
             target=target, config=config, command=ctx.meta.get(COMMAND, []), name=name, until=until.value,
             timeout_s=timeout, note=note, source=None if no_source else (source or Path.cwd()),
-            wheelhouse=wheelhouse,
+            wheelhouse=wheelhouse, gpus=gpus_of.Asked(gpus=gpus, queue=queue, claim=not no_claim),
         )  # fmt: skip
         planned = planning.plan(request, fleet.inventory)
         if plan:
@@ -153,4 +163,4 @@ def launch(
         if result.interrupted:
             say(show_launch.left(result, program=program()))
             raise typer.Exit(130)
-        raise typer.Exit(0 if result.verified else 1)
+        raise typer.Exit(0 if result.verified or result.queued else 1)

@@ -38,7 +38,8 @@ def watch(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, for programs.")] = False,
     inventory: InventoryOption = None,
 ) -> None:  # fmt: skip
-    """Tell of exceptions, stalls, falls of tok/s and the end of a run, from its own records, until it has ended.
+    """Tell of a run's wait in line, its exceptions, stalls, falls of tok/s and end, from its own records, until it has
+    ended.
 
     From its beginning, or from where it was left: with --exec or --webhook each thing is told at least once, also what
     happened while this machine slept or the link was lost, with an id that is the same every time. Exits 0 or 1 by how

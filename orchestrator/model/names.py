@@ -117,6 +117,11 @@ class RunPaths:
         return f"{self.root}/claim"
 
     @property
+    def gpus(self) -> str:
+        """Which GPUs the run has asked for to itself, and which it has got."""
+        return f"{self.root}/gpus.json"
+
+    @property
     def start_lock(self) -> str:
         return f"{self.root}/start.lock"
 

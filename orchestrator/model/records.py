@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from orchestrator.model.gpus import GpuClaim, GpuWish, InLine
 from orchestrator.model.logs import ForeignLog, LogFile, LogSummary
 from orchestrator.record import record
 
@@ -31,6 +32,9 @@ class RunSpec:
     git_diff: str | None = None
     env_hash: str | None = None
     gpus: list[int] = field(default_factory=list)
+    """What `gpus:` or --gpus names by number: CUDA_VISIBLE_DEVICES, unless a claim says it by UUID."""
+    wish: GpuWish | None = None
+    """The GPUs that the run is to have to itself; None: it claims none."""
     patterns: dict[str, str] = field(default_factory=dict)
     """Extra grammar for the steps of a foreign log: step, tok_s, loss or worker -> expression with one group."""
     specctl_version: str = ""
@@ -108,7 +112,7 @@ class ExitRecord:
     never_started: str | None = None
     """Why the program never ran; `code` and `signal` are then None."""
     stopped: bool = False
-    """The end followed a signal that a stop had sent."""
+    """The end followed a signal that a stop had sent; with `never_started`: it was stopped while it waited in line."""
     oom_kills: int = 0
     """How many kills for memory the container's cgroup counted during the attempt."""
     last_step: int | None = None
@@ -217,6 +221,10 @@ class Probe:
     gpus_declared: list[int] = field(default_factory=list)
     gpu_devices: list[str] = field(default_factory=list)
     """/dev/nvidiaN that processes of this run hold open."""
+    gpu_claim: GpuClaim | None = None
+    """What it has asked for, and has got; whether it has it still, its living supervisor says."""
+    in_line: InLine | None = None
+    """Where it stands in line; None when it does not wait."""
     oom_kills: int = 0
     """Kills for memory in the container since the attempt started."""
     program_exit: ProgramExit | None = None

@@ -72,19 +72,20 @@ def of_plan(plan: Plan) -> runs.Plan:
         "python": plan.python, "requirements": plan.requirements,
         "wheelhouse": [wheel.name for wheel in plan.wheelhouse.wheels] if plan.wheelhouse else None,
         "env": spec.env, "reads": {**plan.inputs.get("model", {}), **plan.inputs.get("files", {})},
-        "secrets": spec.secrets, "until": plan.until,
+        "secrets": spec.secrets, "until": plan.until, "wish": None if spec.wish is None else to_json(spec.wish),
     }  # fmt: skip
 
 
 def of_launch(result: launch.Result) -> runs.Launch:
     verdict, spec = result.verdict, result.plan.spec
     error = of_finding(verdict.error) if verdict else None
-    if error is None and not result.verified:
+    if error is None and not (result.verified or result.queued):
         error = {"type": verdict.state if verdict else "NotVerified", "message": result.why}
     return {
         **_head("launch", verdict.observed_at if verdict else None),
         "run_id": spec.run_id, "target": result.plan.target.name,
-        "state": verdict.state if verdict else None, "verified": result.verified, "rung": result.rung,
+        "state": verdict.state if verdict else None, "verified": result.verified, "queued": result.queued,
+        "rung": result.rung,
         "evidence": [to_json(item) for item in result.evidence], "session": spec.run_id, "log": result.log,
         "tok_s": verdict.tok_s if verdict else None, "error": error,
         "foreign_logs": [to_json(log) for log in result.probe.foreign_logs] if result.probe else [],
@@ -108,6 +109,8 @@ def of_run(run: Run) -> runs.RunRow:
         ],
         "error": of_finding(verdict.error), "log": probe.log.path, "note": probe.note,
         "foreign_logs": [to_json(log) for log in probe.foreign_logs],
+        "gpu_claim": None if probe.gpu_claim is None else to_json(probe.gpu_claim),
+        "in_line": None if probe.in_line is None else to_json(probe.in_line),
     }  # fmt: skip
 
 
@@ -321,7 +324,7 @@ def _target(view: targets.View, *, asked: bool) -> moved.Declared | moved.Survey
     target, error = view.target, view.error
     declared: moved.Declared = {
         "name": target.name, "ssh": target.ssh, "vmid": target.vmid, "place": target.place, "user": target.user,
-        "workdir": target.workdir, "python": target.python, "gpus": target.gpus,
+        "workdir": target.workdir, "python": target.python, "gpus": target.gpus, "claims_dir": target.claims_dir,
     }  # fmt: skip
     if not asked:
         return declared

@@ -55,7 +55,7 @@ class Progress(OnScreen):
     def output(self, line: str) -> None:
         self._busy_with = line
 
-    def rung(self, rung: Rung | Literal["preflight"], evidence: Evidence) -> None:
+    def rung(self, rung: Rung | Literal["preflight", "claim"], evidence: Evidence) -> None:
         tick = "+" if plain(self.console) else "✓"
         text = Text.assemble(
             (f"{time.monotonic() - self.begun:5.1f} s", "dim"), "  ", (tick, "green"), " ", (f"{rung:<9}", "bold"), " ",
@@ -78,10 +78,12 @@ def show_result(console: Console, result: Result, *, program: str = "specctl") -
     spec, verdict = result.plan.spec, result.verdict
     state = verdict.state if verdict else "UNREACHABLE"
     console.print()
-    word = "verified" if result.verified else "NOT VERIFIED"
+    word = "verified" if result.verified else "waits in line" if result.queued else "NOT VERIFIED"
     wanted = f", wanted {result.plan.until}" if result.rung != result.plan.until else ""
     head = f"[{colour(state)}]{state}[/]  [bold]{spec.run_id}[/] on {escape(result.plan.target.name)}: {word}, reached "
     line(console, Text.from_markup(f"{head}[bold]{result.rung}[/]{wanted}"), first=0)
+    if result.queued:
+        line(console, "It starts by itself when it is its turn, whatever becomes of this machine.", style="cyan")
     why = verdict.why if result.verified and verdict else result.why
     for text in why.removeprefix(f"{state}: ").splitlines():
         line(console, text)
@@ -151,6 +153,8 @@ def next_commands(result: Result) -> list[str]:
     if state == "NEVER_STARTED":
         return [f"status {run_id}"]
     commands = [f"status {run_id}"]
+    if result.queued:
+        return [*commands, f"watch {run_id}", f"stop {run_id}"]
     if RUNGS.index(result.rung) >= RUNGS.index("process") or result.tail:
         look = "-n 50"
         if result.verified:
@@ -191,11 +195,23 @@ def show_plan(console: Console, plan: Plan) -> None:
         ("env", " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items()) or "-"),
         ("reads", ", ".join(_reads(plan.inputs)) or "-"),
         ("secrets", f"{', '.join(spec.secrets)} (from your environment; never shown)" if spec.secrets else "-"),
+        ("gpus", _gpus(plan)),
         ("until", plan.until),
     ]
     for name, value in rows:
         line(console, Text.assemble((f"{name:<9}", "bold"), " ", value), first=0, indent=10)
     console.print("Nothing was done. The same command without --plan launches.", style="dim", highlight=False)
+
+
+def _gpus(plan: Plan) -> str:
+    wish = plan.spec.wish
+    if wish is None:
+        return "none is claimed"
+    names = ", ".join(wish.among)
+    which = names or "all that it will see, if there are any"
+    if wish.count is not None and wish.count != len(wish.among):
+        which = f"{wish.count} of {names or 'those that it would see'}"
+    return f"claims {which}" + ("; waits in line for them" if wish.queue else "")
 
 
 def _reads(inputs: dict[str, Any]) -> list[str]:

@@ -244,6 +244,13 @@ class _Page:
 
     def _gpus(self) -> None:
         probe = self.probe
+        claim = probe.gpu_claim
+        if claim is not None and claim.held:
+            state = "has claimed" if probe.supervisor_alive and self.verdict_.live else "had claimed"
+            held = ", ".join(f"{one.number} ({one.uuid})" for one in claim.held)
+            self._row("gpus", f"{state} {held} in {claim.claims_dir}")
+        elif claim is not None:
+            self._row("gpus", f"asks for {claim.wish} in {claim.claims_dir}")
         if not (probe.gpus_declared or probe.gpu_devices):
             return
         held = f"holds {', '.join(probe.gpu_devices)}" if probe.gpu_devices else "holds none"

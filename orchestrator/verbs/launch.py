@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from orchestrator import health, index, inputs, wheelhouse
+from orchestrator import gpus, health, index, inputs, wheelhouse
 from orchestrator.errors import (
     AgentError,
     BundleError,
@@ -58,6 +58,8 @@ class Result:
     plan: Plan
     log: str
     verified: bool = False
+    queued: bool = False
+    """It waits in line for its GPUs, as it was asked to: it starts by itself, and nobody has seen that yet."""
     rung: Rung = "none"
     evidence: list[Evidence] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -75,7 +77,7 @@ class Watcher(Protocol):
     def step(self, text: str) -> None:
         """Something is being done before the run exists."""
 
-    def rung(self, rung: Rung | Literal["preflight"], evidence: Evidence) -> None:
+    def rung(self, rung: Rung | Literal["preflight", "claim"], evidence: Evidence) -> None:
         """A rung of the ladder was reached, or something was seen on the way to it."""
 
     def phase(self, phase: str, detail: str) -> None:
@@ -97,7 +99,8 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     try:
         there = agent.call(
             "put", deadline_s=PUT_S, bundle=spec.bundle, ask=True, env_hash=spec.env_hash, gpus=spec.gpus,
-            cuda=plan.cuda, bytes=plan.bundle.size, **inputs.question(plan),
+            wish=to_json(spec.wish) if spec.wish else None, visible=spec.env.get(gpus.VISIBLE), cuda=plan.cuda,
+            bytes=plan.bundle.size, **inputs.question(plan),
         )  # fmt: skip
         try:
             _make_ready(agent, plan, there, watcher)
@@ -109,6 +112,8 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
         index.add(dataclasses.replace(noted, refused=True))
         hint = "launch again" if isinstance(error, LinkLost) else error.hint
         raise type(error)(f"{error.message}; nothing was started", target=plan.target.name, hint=hint) from error
+    if there.get("claims") and spec.wish is not None:  # what was found there must not be done without a word
+        plan = dataclasses.replace(plan, spec=dataclasses.replace(spec, wish=dataclasses.replace(spec.wish, must=True)))
     watcher.step(f"starting {spec.run_id}" if refused is None else f"recording why {spec.run_id} cannot start")
     try:
         started = _start(agent, plan, refused)
@@ -125,7 +130,7 @@ def run(plan: Plan, fleet: Fleet, watcher: Watcher) -> Result:
     try:
         with closing(_looks(agent, plan)) as looks:
             _climb(result, agent, looks, watcher)
-        if not result.verified:
+        if not (result.verified or result.queued):
             result.tail = _tail(agent, spec.run_id)
     except KeyboardInterrupt:
         result.interrupted = True
@@ -278,7 +283,7 @@ def _climb(result: Result, agent: Agent, looks: Iterator[dict[str, Any] | Unreac
         result.probe, result.verdict = probe, verdict
         if RUNGS.index(rung) > RUNGS.index(result.rung):
             result.rung = rung
-        for item in evidence:
+        for item in [*evidence, *_claim(probe)]:
             if item.what not in seen:
                 seen.add(item.what)
                 result.evidence.append(item)
@@ -291,6 +296,9 @@ def _climb(result: Result, agent: Agent, looks: Iterator[dict[str, Any] | Unreac
             result.verified = verdict.state == "SUCCEEDED" and plan.until == "step" and rung == "step"
             if verdict.state == "SUCCEEDED" and not result.verified:
                 result.why += f"\nit was over before a {plan.until} was seen{_without_steps(plan, verdict)}"
+            return
+        if verdict.state == "QUEUED" and probe.in_line is not None:
+            result.queued, result.why = True, verdict.why
             return
         now = time.monotonic()
         if verdict.state == "DEGRADED":
@@ -322,6 +330,15 @@ def _climb(result: Result, agent: Agent, looks: Iterator[dict[str, Any] | Unreac
             result.why = f"no {plan.until} within {limit_s:.0f} s ({missing}); it is {verdict.state}: {verdict.why}"
             result.why += _without_steps(plan, verdict)
             return
+
+
+def _claim(probe: Probe) -> list[Evidence]:
+    """The GPUs that the run has to itself, as its living supervisor has them locked."""
+    claim = probe.gpu_claim
+    if claim is None or not claim.held or not probe.supervisor_alive:
+        return []
+    held = ", ".join(f"{one.number} ({one.uuid})" for one in claim.held)
+    return [Evidence(what="claim", value=f"GPU {held}, locked in {claim.claims_dir}", observed_at=probe.observed_at)]
 
 
 def _ended_from_outside(probe: Probe, verdict: Verdict) -> bool:

@@ -22,7 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
-from orchestrator.model import Probe, Verdict
+from orchestrator.model import Probe, Verdict, ordinal
 from orchestrator.remote import understood
 from orchestrator.resolve import Run, resolve
 
@@ -229,7 +229,7 @@ class _Reading:
                 hint=error.hint or f"specctl logs {self.run.run_id} -f asks again",
             ) from error  # fmt: skip
         self._tries += 1
-        again = "" if self._tries == 1 else f" ({_ordinal(self._tries)} try)"
+        again = "" if self._tries == 1 else f" ({ordinal(self._tries)} try)"
         return Word(text=f"link lost: {error.message}; reconnecting{again}...")
 
     def _patience_left_s(self) -> float:
@@ -299,7 +299,3 @@ class _Reading:
             logs.probe = understood(Probe, frame.get("probe"), self.run.target)
             logs.verdict = health.judge(logs.probe)
         return None
-
-
-def _ordinal(number: int) -> str:
-    return f"{number}{'th' if 10 < number % 100 < 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

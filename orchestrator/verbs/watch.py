@@ -30,10 +30,11 @@ from orchestrator.verbs.logs import IDLE_S, refuse_damaged
 
 KINDS = {
     "exception": ("exception",), "worker": ("worker_down",), "stall": ("stalled", "stall_over", "no_progress"),
-    "decay": ("decay", "decay_over"), "checkpoint": ("checkpoint",), "phase": ("phase",), "end": (),
+    "decay": ("decay", "decay_over"), "checkpoint": ("checkpoint",), "phase": ("phase",),
+    "queue": ("queued", "dequeued"), "end": (),
 }  # fmt: skip
 """What can be told of -> the events that say it. An end is told by the run's state, since not every end is written."""
-USUAL = ("exception", "worker", "stall", "decay", "end")
+USUAL = ("queue", "exception", "worker", "stall", "decay", "end")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -184,6 +185,10 @@ def _text(event: str, fields: dict[str, Any]) -> str:
     if event == "decay":
         before = say.get("before_tok_s", say.get("median_tok_s"))
         return f"tok/s has fallen to {_number(say.get('tok_s')):,.0f} from {_number(before):,.0f}{step}"
+    if event == "queued":
+        return f"waits in line for {say.get('gpus', 'its GPUs')}: {say.get('behind', '')}"
+    if event == "dequeued":
+        return f"has {say.get('gpus', 'its GPUs')} after {age(_number(say.get('waited_s')))} in line, and starts"
     if event == "phase":
         return f"phase {say.get('phase', '?')}"
     return f"{event}{step}"
