@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[list[str], int | None]:
     if re.fullmatch(r"[1-9]\d{0,2}", text):
         return [], int(text)
     words = _words(text)
-    if not words or not all(map(_ONE.fullmatch, words)) or len({*words}) < len(words):
+    if not words or text.isdigit() or not all(map(_ONE.fullmatch, words)) or len({*words}) < len(words):
         raise ConfigError(
             f"--gpus {text[:60]!r}: is none, all, how many (2), or which: 0,1 or GPU-... or 0:1 for a MIG device",
             hint="one alone by its number has a comma behind it: --gpus 3,",

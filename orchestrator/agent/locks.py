@@ -59,11 +59,16 @@ def check(folder: str, *, make: bool) -> None:
             f"chmod 1777 {folder}, on the node if it is mounted from there",
         )
     kind = space.kind_of(folder)
-    if kind.startswith(REMOTE):
+    if is_remote(kind):
         raise Unusable(
             f"{folder} is on {kind}, where other machines' locks count too, or none",
             "a GPU is one machine's: take a folder on a disk of the node for `claims_dir:` (docs/gpu-claims.md)",
         )
+
+
+def is_remote(kind: str) -> bool:
+    """Whether another machine may mount a file system of this kind, too."""
+    return kind.startswith(REMOTE)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ def of_what(found: Logs, grep: str | None) -> str:
         f"{probe.run_id} attempt {probe.attempt} on {found.target.name}: {verdict.state} ({verdict.why}); "
         f"{found.matched:,} of {found.total:,} lines; last byte {byte_age}"
     )
+    if verdict.state == "QUEUED":
+        text += "; its program has not started"
     if found.copied:
         text += f"; {size(found.copied)} of its log are older lines, which it has copied there from another file"
     others = [log for log in found.foreign if log["path"] not in found.repeats]

@@ -24,7 +24,7 @@ HEAVY = {
 SCANNING = {f"orchestrator.logscan.{name}" for name in ("scanner", "grammar", "reader", "names", "templates")}
 PROBE = {
     "orchestrator", "orchestrator.frames", "orchestrator.record", "orchestrator.errors",
-    *(f"orchestrator.model{name}" for name in ("", ".logs", ".names", ".records", ".verdict", ".wire")),
+    *(f"orchestrator.model{name}" for name in ("", ".gpus", ".logs", ".names", ".records", ".verdict", ".wire")),
     "orchestrator.agent",
     *(f"orchestrator.agent{name}" for name in (
         ".main", ".probe", ".clock", ".proc", ".cgroup", ".gpu", ".system", ".records", ".files", ".space", ".ownlog",

@@ -12,9 +12,13 @@ from orchestrator.model import (
     ExitRecord,
     FollowedLog,
     ForeignLog,
+    Gpu,
+    GpuClaim,
     Heartbeat,
+    InLine,
     LogFile,
     LogSummary,
+    Obstacle,
     Probe,
     Process,
     ProgramExit,
@@ -158,6 +162,45 @@ def test_without_process_and_record_the_rest_decides(changes, state, why):
     verdict = judge(gone(**changes))
     assert verdict.state == state
     assert why in verdict.why
+
+
+CLAIM = GpuClaim(
+    nonce="n", claims_dir="/c", pool=[Gpu(number="0", uuid="GPU-a"), Gpu(number="1", uuid="GPU-b")], count=1,
+    asked_at=NOW - 300, queued_at=NOW - 299,
+)  # fmt: skip
+BOTH = [Obstacle(gpu=number, what="held by run h", since=NOW - 8000) for number in "01"]
+STANDS = InLine(position=2, ahead=["q"], obstacles=BOTH)
+IN_LINE = {"program_seen": False, "log": BARE, "supervisor_alive": True, "gpu_claim": CLAIM, "in_line": STANDS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "why"),
+    [
+        ({}, "QUEUED",
+         "2nd in line for 1 of GPU 0, 1: GPU 0, 1 held by run h for 2.2 h; next before it: run q; queued 5 min ago"),
+        ({"in_line": InLine(position=1)}, "QUEUED",
+         "1st in line for 1 of GPU 0, 1: free now, it is about to start; queued 5 min ago"),
+        ({"in_line": InLine(position=0, problem="/c cannot be read")}, "QUEUED", "is not known: /c cannot be read"),
+        ({"supervisor_stopped": 7}, "QUEUED", "its supervisor is stopped (state T; there: kill -CONT 7)"),
+        ({"supervisor_alive": False, "in_line": None}, "NEVER_STARTED", "supervisor is gone while it waited in line"),
+        ({"supervisor_alive": False, "in_line": None, "same_boot": False}, "NEVER_STARTED",
+         "the container restarted while it waited in line; its program never ran"),
+        ({"program_seen": True, "program": PROGRAM, "tree": [PROGRAM]}, "STARTING", "no step yet"),
+        ({"in_line": None, "gpu_claim": dataclasses.replace(CLAIM, granted_at=NOW)}, "STARTING", "not started yet"),
+        ({"exit": ExitRecord(at=NOW, never_started="stopped by me while it waited", stopped=True)}, "STOPPED",
+         "stopped by me while it waited"),
+    ],
+)  # fmt: skip
+def test_who_waits_in_line_is_queued_and_nothing_else_until_its_program_runs(changes, state, why):
+    verdict = judge(gone(**{**IN_LINE, **changes}))
+    assert (verdict.state, why in verdict.why) == (state, True), verdict
+
+
+def test_the_time_in_line_is_no_time_in_which_a_run_was_silent():
+    old = dataclasses.replace(BARE, modified_at=NOW - 9000)
+    claim = dataclasses.replace(CLAIM, granted_at=NOW - 2)
+    assert judge(look(created_at=NOW - 9000, log=old)).state == "STALLED"
+    assert judge(look(created_at=NOW - 9000, log=old, gpu_claim=claim)).state == "STARTING"
 
 
 def test_a_zombie_is_not_alive():
