@@ -17,7 +17,18 @@ from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.agent.pane import Pane
-from orchestrator.model import Claimant, Device, GpuClaim, GpuWish, Obstacle, RunPaths, RunSpec, from_json, to_json, told
+from orchestrator.model import (
+    Claimant,
+    Device,
+    GpuClaim,
+    GpuWish,
+    Obstacle,
+    RunPaths,
+    RunSpec,
+    from_json,
+    to_json,
+    told,
+)
 from orchestrator.model.gpus import listed
 
 POLL_S = 0.5

@@ -36,8 +36,8 @@ from orchestrator.model.verdict import BAD, ENDED, LIVE, RUNGS, Evidence, Rung, 
 from orchestrator.model.wire import Misfit, from_json, to_json
 
 __all__ = [
-    "BAD", "ENDED", "LIVE", "RUNGS", "SCHEMA_VERSION", "Claimant", "Device", "Disk", "EarlierFile", "Evidence", "ExitRecord",
-    "Finding", "FollowedLog", "ForeignLog", "GpuClaim", "GpuWish", "Heartbeat", "InLine", "LogFile",
+    "BAD", "ENDED", "LIVE", "RUNGS", "SCHEMA_VERSION", "Claimant", "Device", "Disk", "EarlierFile", "Evidence",
+    "ExitRecord", "Finding", "FollowedLog", "ForeignLog", "GpuClaim", "GpuWish", "Heartbeat", "InLine", "LogFile",
     "LogSummary", "Misfit", "Moved", "Obstacle", "OpenFinding", "Probe", "Process", "ProgramExit", "RunPaths",
     "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord", "SupervisorRecord", "Verdict",
     "WorkPaths", "Worker", "age", "from_json", "is_run_id", "make_run_id", "ordinal", "slugify", "to_json", "told",

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from orchestrator.agent import claims, locks
 from orchestrator.agent.claims import Claims
-from orchestrator.model import Claimant, Gpu, GpuClaim, Obstacle
+from orchestrator.model import Claimant, Device, GpuClaim, Obstacle
 from tests.driver import PROGRAMS, poll_until
 
 ROOT = Path(__file__).parents[2]
-ONE, TWO, THREE = (Gpu(number=str(n), uuid=f"GPU-{n}1111111-2222-3333-4444-555555555555") for n in range(3))
+ONE, TWO, THREE = (Device(number=str(n), uuid=f"GPU-{n}1111111-2222-3333-4444-555555555555") for n in range(3))
 ALL = (ONE, TWO, THREE)
 
 
@@ -39,11 +39,11 @@ def who(name: str) -> Claimant:
                     boot=claims.boot_id(), since=time.time())  # fmt: skip
 
 
-def claimant(folder: Path, name: str, pool: Sequence[Gpu] = (ONE,), count: int | None = None) -> Claims:
+def claimant(folder: Path, name: str, pool: Sequence[Device] = (ONE,), count: int | None = None) -> Claims:
     return Claims(str(folder), pool, count or len(pool), who(name))
 
 
-def in_the_way(folder: Path, pool: Sequence[Gpu] = (ONE,)) -> list[Obstacle]:
+def in_the_way(folder: Path, pool: Sequence[Device] = (ONE,)) -> list[Obstacle]:
     return claims.obstacles(str(folder), pool, claims.ahead(claims.line(str(folder)), pool, None), deep=False)
 
 
@@ -233,7 +233,7 @@ class Model:
         self.folder, self.waiting, self.holding = folder, list[Claims](), list[Claims]()
         self.names = itertools.count()
 
-    def come(self, pool: list[Gpu], count: int) -> None:
+    def come(self, pool: list[Device], count: int) -> None:
         new = claimant(self.folder, f"r{next(self.names)}", pool, min(count, len(pool)))
         self.waiting.append(new)
         self.ask(new)

@@ -10,7 +10,7 @@ from orchestrator.agent.main import Refusal
 from orchestrator.errors import ConfigError
 from orchestrator.gpus import Asked, choose, parse
 from orchestrator.inventory import Target
-from orchestrator.model import Gpu, GpuWish, Obstacle, told
+from orchestrator.model import Device, GpuWish, Obstacle, told
 
 WHOLE = """\
 GPU 0: NVIDIA H200 (UUID: GPU-b4895dbf-9350-2524-a89b-98161ddd9fe4)
@@ -31,7 +31,7 @@ GPU 0: A100-PCIE-40GB (UUID: GPU-9de3d0e8-33f5-10dc-0c79-2c88a7ab0a23)
 SIX = [0, 1, 2, 3, 4, 5]
 
 
-def numbers(found: list[Gpu]) -> list[str]:
+def numbers(found: list[Device]) -> list[str]:
     return [one.number for one in found]
 
 

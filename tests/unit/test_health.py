@@ -8,11 +8,11 @@ from orchestrator.agent.merge import merge
 from orchestrator.health import judge, missing, rung
 from orchestrator.logscan import Scanner
 from orchestrator.model import (
+    Device,
     Disk,
     ExitRecord,
     FollowedLog,
     ForeignLog,
-    Gpu,
     GpuClaim,
     Heartbeat,
     InLine,
@@ -165,7 +165,7 @@ def test_without_process_and_record_the_rest_decides(changes, state, why):
 
 
 CLAIM = GpuClaim(
-    nonce="n", claims_dir="/c", pool=[Gpu(number="0", uuid="GPU-a"), Gpu(number="1", uuid="GPU-b")], count=1,
+    nonce="n", claims_dir="/c", pool=[Device(number="0", uuid="GPU-a"), Device(number="1", uuid="GPU-b")], count=1,
     asked_at=NOW - 300, queued_at=NOW - 299,
 )  # fmt: skip
 BOTH = [Obstacle(gpu=number, what="held by run h", since=NOW - 8000) for number in "01"]
