@@ -98,8 +98,10 @@ def _console(*, stderr: bool) -> Console:
 
 
 def say(text: str) -> None:
+    """On stderr, between what was printed before it and what comes after, also where both go into one file."""
     from orchestrator.render.text import line
 
+    sys.stdout.flush()
     line(stderr(), text, first=0, style="dim")
 
 

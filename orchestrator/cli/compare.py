@@ -49,5 +49,5 @@ def compare(
             streams.write_text(show_compare.whole_diff(result))
             raise typer.Exit(0 if result.changed else 1)
         else:
-            show_compare.show(stdout(), result)
+            show_compare.show(stdout(), result, above=len(result.notes))
         raise typer.Exit(result.answer.exit_code)

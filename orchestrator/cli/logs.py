@@ -110,7 +110,7 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                 if isinstance(item, verb.Lines):
                     if item.log != log:
                         log = item.log
-                        _aside(show_logs.mark(log))
+                        say(show_logs.mark(log))
                     if json:
                         streams.write_text(as_json.of_lines(found, item))
                     else:
@@ -118,9 +118,9 @@ def _print(fleet: Fleet, request: verb.Request, *, json: bool) -> verb.Logs:
                     if request.follow:
                         sys.stdout.flush()
                 elif isinstance(item, verb.Word):
-                    _aside(item.text)
+                    say(item.text)
                 elif isinstance(item, verb.Since):
-                    _aside(show_logs.since(item, request.since_at or 0.0, found.probe.created_at, time.time()))
+                    say(show_logs.since(item, request.since_at or 0.0, found.probe.created_at, time.time()))
                 else:
                     streams.end_if_unread()
         except KeyboardInterrupt:
@@ -151,11 +151,5 @@ def _print_errors(result: log_errors.Result, since_at: float | None, *, json: bo
     else:
         for text in show_errors.texts(result, time.time()):
             streams.write_text(text)
-    _aside(show_errors.of_what(result))
+    say(show_errors.of_what(result))
     raise typer.Exit(0 if result.found else 1)
-
-
-def _aside(text: str) -> None:
-    """On stderr, between the lines that came before and those that come after."""
-    sys.stdout.flush()
-    say(text)
