@@ -1,5 +1,5 @@
 # `make demo` trains a real drafter under supervision, `make test` runs every check, `make lab` leaves a Proxmox cluster
-# with real containers running on loopback, to play in.
+# with real containers running on loopback, to play in, `make site` builds the documentation.
 #
 # TORCH is what pip is asked for, and thereby which build of torch is taken. The default is the tested version as your
 # package index has it (on Linux often a CUDA build of several GB). On a laptop, point it at PyTorch's CPU wheels:
@@ -12,7 +12,7 @@ MODEL  ?= $(HOME)/.cache/specctl/models/SmolLM2-135M-Instruct
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 TESTS  ?= tests
 
-.PHONY: demo lab test lint chaos pictures clean
+.PHONY: demo lab test lint chaos pictures site clean
 
 demo: $(VENV)/.trainer
 	@scripts/need tmux
@@ -40,6 +40,11 @@ LANES    ?= 4
 chaos: $(VENV)/.dev
 	@scripts/need tmux sshd lxc-start mmdebstrap newuidmap sudo fish
 	$(VENV)/bin/python -m tests.lab.chaos --launches $(LAUNCHES) --lanes $(LANES) $(if $(SEED),--seed $(SEED))
+
+# The documentation as a site in build/site, which fetches nothing from elsewhere. To search it, serve it:
+# python3 -m http.server -d build/site
+site: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
 pictures: $(VENV)/.trainer
 	$(VENV)/bin/python scripts/pictures.py docs/pictures

@@ -52,7 +52,7 @@ def test_the_story_is_typed_as_it_stands_and_each_answer_is_on_one_screen(laptop
     assert type_page(laptop, PAGE, after=settle) >= 12
     for b, code, answer, fates in (
         ("run-7", 3, "NO ANSWER. B never started", ("not reached   RuntimeError", "new           NEVER_STARTED")),
-        ("run-8", 1, "ANOTHER FAILURE. B got past where A failed (drafter-0 is at step 12)",
+        ("run-8", 1, "ANOTHER FAILURE. B got past where A failed (drafter-0 is at step 1",
          ("gone          RuntimeError", "new           IndexError")),
     ):  # fmt: skip
         rows, seen = screen(laptop, "run-6", b)
