@@ -1,4 +1,4 @@
-"""`python -m trainer generate` and `evaluate`: what a user types, and what is printed."""
+"""`python -m trainer generate`, `evaluate`, `synthesize` and `regenerate`: what a user types, and what is printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from trainer.config import ConfigError, expand_path
 from trainer.report.console import complain
 
-VERBS = ("generate", "evaluate")
+VERBS = ("generate", "evaluate", "synthesize", "regenerate")
 HALF = "�"
 """What a decoder makes of half a character."""
 
@@ -32,6 +32,12 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--text-tokens", type=int, default=64, metavar="N", help="of a text that are its prompt (64)")
     evaluate.add_argument("--out", metavar="FILE", help="write all figures there, as JSON")
     evaluate.add_argument("--png", metavar="FILE", help="draw acceptance and speed there (.png, .svg, .pdf)")
+    for name, does in (
+        ("synthesize", "have the target write conversations to train on"),
+        ("regenerate", "replace the answers of conversations by the target's own"),
+    ):
+        verb = verbs.add_parser(name, help=does)
+        verb.add_argument("config", metavar="CONFIG", help="YAML file; see docs/decoding.md")
 
 
 def _common(verb: argparse.ArgumentParser) -> None:
@@ -52,6 +58,8 @@ def _common(verb: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> int:
     """Exit code. Raises `ConfigError`."""
+    if arguments.verb in ("synthesize", "regenerate"):
+        return _write(arguments)
     for name in ("max_tokens", "batch", "prompts", "text_tokens", "most_tokens"):
         if (value := getattr(arguments, name, 1)) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1, is {value}")
@@ -64,6 +72,15 @@ def answer(arguments: argparse.Namespace) -> int:
     if arguments.verb == "generate":
         return _generate(arguments, sampling)
     return _evaluate(arguments, sampling)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    from trainer.synthesis.config import load_synthesis
+
+    config = load_synthesis(arguments.config, verb=arguments.verb)
+    from trainer.synthesis.write import write
+
+    return write(config, arguments.verb, say=lambda line: print(line, flush=True), complain=complain)
 
 
 def _loaded(arguments: argparse.Namespace) -> Any:

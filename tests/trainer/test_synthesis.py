@@ -1,0 +1,184 @@
+"""Data that the target writes itself: whole whatever interrupts it, without repetitions, and of known origin."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.support import REPOSITORY, poll, records, write_config
+from trainer.__main__ import main
+from trainer.config import DataConfig, TargetConfig
+from trainer.data.rows import load_rows
+from trainer.decode.generate import as_ids, generate
+from trainer.model.target import load_target
+from trainer.synthesis import filters
+from trainer.synthesis.config import DrawnConfig
+
+FILES = ("train.jsonl", "held-out.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def wanted(taught_target: Path, tmp_path: Path) -> dict[str, Any]:
+    """A configuration as plain data: 24 conversations in portions of 16."""
+    return {
+        "target": {"path": str(taught_target), "dtype": "float32"}, "output_dir": str(tmp_path / "out"),
+        "conversations": 24, "batch_size": 4, "seed": 5, "held_out_fraction": 0.3,
+        "question": {"max_tokens": 24, "temperature": 0.8}, "answer": {"max_tokens": 32, "temperature": 0.6},
+        "openings": {"sums": ["What is", "Add"], "counting": ["Count"], "free": [""]},
+    }  # fmt: skip
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {name: (directory / name).read_bytes() for name in FILES}
+
+
+def questions(directory: Path, name: str) -> list[str]:
+    return [record["messages"][0]["content"] for record in records(directory, name)]
+
+
+def test_who_is_killed_goes_on_as_if_nothing_had_happened(wanted: dict[str, Any], tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(["synthesize", str(write_config({**wanted, "output_dir": str(whole)}, tmp_path / "a.yaml"))]) == 0
+    endless = write_config({**wanted, "output_dir": str(broken), "conversations": 10_000}, tmp_path / "b.yaml")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "synthesize", str(endless)], cwd=REPOSITORY, env=environment,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    poll(lambda: process.poll() is not None or records(broken, FILES[0]), timeout_s=120)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    # As if it had been killed in the middle of a line, the next portion's.
+    for name in FILES:
+        with (broken / name).open("ab") as file:
+            file.write(b'{"messages": [{"role": "us')
+    assert main(["synthesize", str(write_config({**wanted, "output_dir": str(broken)}, tmp_path / "b.yaml"))]) == 0
+    there, expected = content(broken), content(whole)
+    # The one that was killed may have got further than 24.
+    assert all(there[name].startswith(expected[name]) and there[name].endswith(b"\n") for name in FILES)
+    asked = [question for name in FILES for question in questions(broken, name)]
+    assert len(set(asked)) == len(asked) >= 24
+
+
+def test_a_training_reads_what_was_written_and_its_origin_stands_beside_it(
+    wanted: dict[str, Any], taught_target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert main(["synthesize", str(write_config(wanted, tmp_path / "c.yaml"))]) == 0
+    written = [record for name in FILES for record in records(out, name)]
+    assert len(written) == 24 and {record["category"] for record in written} == {"sums", "counting", "free"}
+    for record in written:
+        origin = record["provenance"]
+        assert origin["seed"] == 5 and origin["answer"]["temperature"] == 0.6 and len(origin["target"]) == 64
+        assert origin["torch"] == torch.__version__ and "transformers" in origin
+    assert not set(questions(out, FILES[0])) & set(questions(out, FILES[1]))
+    assert all(filters.held_out(filters.key_of(text), 0.3) for text in questions(out, FILES[1]))
+    target = load_target(TargetConfig(path=str(taught_target), dtype="float32", layer_ids=[0]), torch.device("cpu"))
+    data = DataConfig(kind="conversations", paths=[str(out / name) for name in FILES], sequence_length=96)
+    rows = load_rows(data, target.tokenizer, mask_token_id=3, seed=0, cache=tmp_path / "cache", say=lambda line: None)
+    assert len(rows) == 24 and rows.dropped.bad_count == 0
+
+    # More may be asked for later; another seed in the same place may not.
+    before = content(out)
+    assert main(["synthesize", str(write_config({**wanted, "conversations": 30}, tmp_path / "c.yaml"))]) == 0
+    assert sum(len(records(out, name)) for name in FILES) == 30
+    assert all(content(out)[name].startswith(before[name]) for name in FILES)
+
+
+def test_what_was_made_in_another_way_is_not_gone_on_from(
+    wanted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synthesize", str(write_config({**wanted, "conversations": 4}, tmp_path / "c.yaml"))]) == 0
+    before = content(tmp_path / "out")
+    capsys.readouterr()
+    assert main(["synthesize", str(write_config({**wanted, "seed": 6}, tmp_path / "c.yaml"))]) == 2
+    said = capsys.readouterr().err
+    assert "seed" in said and said.count("\n") == 1
+    (tmp_path / "out" / "train.jsonl").write_bytes(b"")
+    assert main(["synthesize", str(write_config(wanted, tmp_path / "c.yaml"))]) == 2
+    assert "bytes" in capsys.readouterr().err
+    assert before["train.jsonl"]
+
+
+def test_regenerate_puts_the_targets_own_answers_into_conversations(
+    wanted: dict[str, Any], taught_target: Path, tmp_path: Path
+) -> None:
+    asked = ["Count from two to five.", "What is one plus two?"]
+    turns = [
+        {"role": "user", "content": asked[0]}, {"role": "assistant", "content": "No idea."},
+        {"role": "user", "content": asked[1]}, {"role": "assistant", "content": "None either."},
+    ]  # fmt: skip
+    lines = [
+        {"messages": turns, "category": "kept"},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"conversations": [{"from": "human", "value": "Add six and nine, please."}, {"from": "gpt", "value": "17"}]},
+    ]
+    source = tmp_path / "others.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    del wanted["conversations"], wanted["openings"]
+    wanted |= {"paths": [str(source)], "held_out_fraction": 0, "answer": {"temperature": 0, "max_tokens": 60}}
+    assert main(["regenerate", str(write_config(wanted, tmp_path / "c.yaml"))]) == 0
+
+    first, second = records(tmp_path / "out", "train.jsonl")
+    target = load_target(TargetConfig(path=str(taught_target), dtype="float32", layer_ids=[0]), torch.device("cpu"))
+
+    def says(messages: list[dict[str, str]]) -> str:
+        text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        made = generate(target, None, [as_ids(target, text, chat=False)], max_tokens=60)
+        return str(target.tokenizer.decode(made.continuations[0].tokens, skip_special_tokens=True)).strip()
+
+    said = first["messages"]
+    assert [one["content"] for one in said if one["role"] == "user"] == asked[: len(said) // 2]
+    # The second answer sees the first as it is now.
+    for at in range(1, len(said), 2):
+        assert said[at] == {"role": "assistant", "content": says(said[:at])}
+    assert first["category"] == "kept" and first["source"] == "others.jsonl:1"
+    assert second["messages"][1]["content"] == says(second["messages"][:1])
+    told = json.loads((tmp_path / "out" / "progress.json").read_text())
+    assert told["dropped"] == {"the conversation has no assistant turn": 1} and told["next"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"conversations": None}, "conversations"), ({"paths": ["x.jsonl"]}, "regenerate"),
+        ({"openings": {"free": []}}, "openings"), ({"answer": {"max_tokens": 300}}, "answer.max_tokens"),
+        ({"target": {"path": "nowhere"}}, "nowhere"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_is_one_line(
+    change: dict[str, Any], said: str, wanted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {key: value for key, value in {**wanted, **change}.items() if value is not None}
+    assert main(["synthesize", str(write_config(settings, tmp_path / "c.yaml"))]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1, err
+
+
+def test_filters_know_what_is_no_good_to_learn_from() -> None:
+    drawn = DrawnConfig(min_tokens=3)
+    assert filters.fault("a b c", [1, 2, 3], ended=True, drawn=drawn) is None
+    assert filters.fault("a b c", [1, 2, 3], ended=False, drawn=drawn) == "has not come to its end"
+    assert filters.fault("a b", [1, 2], ended=True, drawn=drawn) == "is too short"
+    assert filters.fault("a \N{REPLACEMENT CHARACTER} c", [1, 2, 3], ended=True, drawn=drawn) == "holds what is no text"
+    assert filters.repetition(list(range(50))) == 0 and filters.repetition([1, 2, 3] * 20) > 0.9
+    assert filters.key_of("What  is\n this?") == filters.key_of("what is this?") != filters.key_of("what is that?")
+    shares = [filters.held_out(filters.key_of(str(number)), 0.2) for number in range(2000)]
+    assert 300 < sum(shares) < 500

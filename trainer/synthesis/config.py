@@ -1,0 +1,110 @@
+"""What `synthesize` and `regenerate` are asked to write, as types; read like the trainer's own configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+import typedyaml
+from trainer.config import ConfigError, Count, Device, Dtype, Fraction, Index
+from typedyaml import Float, Model, ProblemAt, Str
+
+OPENINGS = {
+    "free": [""],
+    "explain": ["Explain", "What is", "What does", "Why", "Describe", "Tell me about", "What is the difference"],
+    "how-to": ["How do I", "How can I", "What is the best way to", "Give me the steps to", "How does one"],
+    "code": ["Write a Python function that", "Write a program that", "Write a SQL query that",
+             "What is wrong with this code:", "Write a shell command that", "Explain this code:"],
+    "writing": ["Write a short story about", "Write a poem about", "Write an email to", "Write a paragraph about"],
+    "lists": ["List", "Give me ten", "Name three", "What are some"],
+    "maths": ["Calculate", "Solve", "How many", "If a"],
+    "facts": ["Who", "When did", "Where is", "Which"],
+    "advice": ["Should I", "I am", "I have", "Can you help me"],
+    "rewriting": ["Summarize:", "Rewrite this sentence:", "Translate", "Correct the grammar of this text:"],
+}  # fmt: skip
+"""How a user's turn begins, by category; it goes on with what the target thinks that a user would say."""
+
+
+class WriterConfig(Model):
+    path: Str
+    """A local Hugging Face causal language model with a chat template: the target that the drafter is for."""
+    dtype: Dtype = "auto"
+    """auto: bfloat16 where the device computes in it, else float32."""
+
+
+class DrawnConfig(Model):
+    temperature: Annotated[Float, Field(ge=0)] = 1.0
+    """0: always the most probable token."""
+    top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
+    """Only the most probable tokens that together have this much."""
+    top_k: Count | None = None
+    """Only the so many most probable tokens. Left out, all."""
+    min_tokens: Count = 2
+    """What is shorter is dropped."""
+    max_tokens: Count = 256
+    """What has not come to its end by then is dropped."""
+
+
+class SynthesisConfig(Model):
+    target: WriterConfig
+    output_dir: Str
+    """Where `train.jsonl`, `held-out.jsonl` and `progress.json` go. What is there is gone on from."""
+    conversations: Count | None = None
+    """How many are to be there in the end, held-out ones included; more may be asked for later. For `synthesize`, which
+    needs it; `regenerate` makes one of each that it reads."""
+    paths: list[Str] = Field(default_factory=list)
+    """Conversations whose answers `regenerate` replaces, as `data.paths` of a training; only for that."""
+    seed: Index = 0
+    """Of everything that is drawn: the same seed writes the same."""
+    device: Device = "auto"
+    """auto: the first GPU, or the CPU."""
+    batch_size: Count = 64
+    """Conversations that are written side by side."""
+    question: DrawnConfig = DrawnConfig(max_tokens=96)
+    """How the user's turn is drawn."""
+    answer: DrawnConfig = DrawnConfig(temperature=0.7, max_tokens=512)
+    """How the assistant's is: as servers will, since that is what the drafter will have to draft."""
+    openings: dict[Str, list[Str]] = Field(default_factory=lambda: {key: [*texts] for key, texts in OPENINGS.items()})
+    """By category: how user's turns begin, each as often as any other of its category, each category as often as any
+    other; an empty text leaves all of it to the target. Left out, some of many kinds."""
+    held_out_fraction: Fraction = 0.05
+    """Of conversations, chosen by a hash of what the user asks: the same question is never on both sides."""
+    max_repetition: Fraction = 0.5
+    """An answer is dropped when more of its runs of four tokens than this are there before in it."""
+
+    @model_validator(mode="after")
+    def _openings_are_there(self) -> SynthesisConfig:
+        for category, texts in self.openings.items():
+            if not texts:
+                raise ProblemAt(("openings", category), "has no text; an empty one leaves all of it to the target")
+        if not self.openings:
+            raise ProblemAt(("openings",), "names no category; leave it out, or write `free: ['']`")
+        return self
+
+    def what_decides(self, verb: str) -> dict[str, Any]:
+        """What the written data depend on, as plain data."""
+        kept: dict[str, Any] = {"verb": verb, "seed": self.seed}
+        kept |= {key: getattr(self, key).model_dump() for key in ("question", "answer")}
+        kept |= {"held_out_fraction": self.held_out_fraction, "max_repetition": self.max_repetition}
+        if verb == "synthesize":
+            return {**kept, "openings": self.openings}
+        del kept["question"]
+        return kept
+
+
+def load_synthesis(path: str, *, verb: str) -> SynthesisConfig:
+    """Raises `ConfigError` with file, line and key."""
+    try:
+        config = typedyaml.load(path, SynthesisConfig)
+    except typedyaml.TypedYamlError as error:
+        raise ConfigError(str(error)) from error
+    if verb == "synthesize" and config.conversations is None:
+        raise ConfigError(f"{path}: conversations: says how many are to be written, and is missing")
+    if verb == "regenerate" and not config.paths:
+        raise ConfigError(f"{path}: paths: says whose answers are to be replaced, and is missing")
+    if verb == "synthesize" and config.paths:
+        raise ConfigError(f"{path}: paths: belongs to regenerate; synthesize reads nothing")
+    return config
+
+
