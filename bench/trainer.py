@@ -135,7 +135,10 @@ class Drafters:
         self.count, self.apart = len(devices), apart or len(devices) == 1
         self.devices = list(dict.fromkeys(devices))
         config = config_for(sizes, length, devices, loss=loss)
-        tables = [(torch.randn(sizes["vocabulary"], sizes["shape"].hidden) * 0.02).to(torch.bfloat16) for _ in range(2)]
+        tables = [
+            (torch.randn(sizes["vocabulary"], sizes["shape"].hidden, device=devices[0]) * 0.02).to(torch.bfloat16)
+            for _ in range(2)
+        ]  # fmt: skip
         ends = {
             device: FrozenEnds(embedding_VH=tables[0].to(device), head_VH=tables[1].to(device))
             for device in self.devices

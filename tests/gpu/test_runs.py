@@ -205,5 +205,7 @@ def test_drafters_on_two_devices_exchange_inside_the_recorded_backward_to_the_sa
         training = train({**on_gpu, "devices": devices, "cuda_graphs": graphs, "output_dir": str(tmp_path / name)})
         assert bool(training.members[0].flat.parts) == (name != "one")
         found[name] = losses(tmp_path / name)
-    assert found["two"] == found["plain"] == found["one"]
+    assert found["two"] == found["plain"]
+    # Each device has kernels of its own, and what torch tunes by measuring, it may tune differently for each.
+    assert found["two"] == pytest.approx(found["one"], rel=1e-3)
 

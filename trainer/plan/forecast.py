@@ -24,7 +24,8 @@ from trainer.plan.work import batch_bytes, drafter_work, micro_batch, target_wor
 
 GIB = 1 << 30
 WORKSPACE_BYTES = 32 << 20
-"""Of the matrix products' library, by worker on CUDA; that much since Hopper, 8 MiB before."""
+"""Of the matrix products' library on CUDA, for each thread that uses a stream, and a drafter's backward runs in one of
+autograd's; that much since Hopper, 8 MiB before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, layer_ids: list[i
         if name not in targets:
             here.target = parameters * dtype.itemsize
         targets[name] = dtype
-        here.work += _target_work(config, model, layer_ids, dtype, share, length) + _workspace(name)
+        here.work += _target_work(config, model, layer_ids, dtype, share, length) + _workspaces(name, threads=1)
     features_dtype = targets[config.devices.target[0]]
     features_BSF, blocks = micro_batch(shape, config, dtype=features_dtype, rows=share, length=length)
     ends_there: set[str] = set()
@@ -121,12 +122,12 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, layer_ids: list[i
         here.work += drafter_work(
             shape, config, device, vocabulary=text.vocab_size, dtype=dtype, features_dtype=features_dtype, rows=share,
             length=length,
-        ) + _workspace(name)  # fmt: skip
+        ) + _workspaces(name, threads=2)  # fmt: skip
     return found
 
 
-def _workspace(device: str) -> int:
-    return WORKSPACE_BYTES if torch.device(device).type == "cuda" else 0
+def _workspaces(device: str, *, threads: int) -> int:
+    return threads * WORKSPACE_BYTES if torch.device(device).type == "cuda" else 0
 
 
 def _target_work(config: Config, model: Any, layer_ids: list[int], dtype: torch.dtype, rows: int, length: int) -> int:
