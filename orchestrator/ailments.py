@@ -258,6 +258,14 @@ class Mount:
         return not {"ro", "emergency_ro"}.isdisjoint(self.options)
 
 
+def runs_no_programs(mount: Mount, workdir: str) -> Ailment | None:
+    if "noexec" not in mount.options:
+        return None
+    what = f"the workdir {workdir} is on a file system that runs no programs: environments there load no libraries"
+    hint = f"as root there: mount -o remount,exec {mount.at}, or choose another `workdir:` in hosts.yaml"
+    return Ailment(kind="noexec", what=what, hint=hint)
+
+
 def mount_of(mountinfo: str, path: str) -> Mount:
     """Where the file system of `path` (real and absolute) is mounted, and how; of mounts over each other, the last."""
     found = Mount(at="/", kind="", options=set())

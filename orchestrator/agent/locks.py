@@ -58,7 +58,7 @@ def check(folder: str, *, make: bool) -> None:
             f"{folder} cannot be written by this user (mode {stat.S_IMODE(found.st_mode):04o})",
             f"chmod 1777 {folder}, on the node if it is mounted from there",
         )
-    kind = space.kind_of(folder)
+    kind = space.mount(folder).kind
     if is_remote(kind):
         raise Unusable(
             f"{folder} is on {kind}, where other machines' locks count too, or none",

@@ -28,7 +28,10 @@ def check(call: Call, *, present: bool) -> tuple[list[str], bool]:
     launch cannot work here. `present`: its bundle is there already."""
     _python()
     copies = 1 if present else 2  # the bundle, and the run's own copy of it
-    room(call.paths.workdir, copies * int(call.request.get("bytes") or 0))
+    workdir = call.paths.workdir
+    room(workdir, copies * int(call.request.get("bytes") or 0))
+    if call.request.get("env_hash") and (closed := ailments.runs_no_programs(space.mount(workdir), workdir)):
+        raise Refusal("preflight", f"{closed.what} (it is mounted noexec)", closed.hint)
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)

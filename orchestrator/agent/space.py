@@ -6,7 +6,7 @@ import errno
 import os
 
 from orchestrator.agent import proc
-from orchestrator.ailments import mount_of
+from orchestrator.ailments import Mount, mount_of
 from orchestrator.model import Disk
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -18,23 +18,18 @@ def disk_of(path: str) -> Disk | None:
         path = os.path.dirname(path)
     try:
         there = os.statvfs(path)
-        mount = mount_of(_table(), os.path.realpath(path))
+        where = mount(path)
     except OSError:
         return None
     return Disk(
-        mount=mount.at, free_bytes=there.f_bavail * there.f_frsize, total_bytes=there.f_blocks * there.f_frsize,
+        mount=where.at, free_bytes=there.f_bavail * there.f_frsize, total_bytes=there.f_blocks * there.f_frsize,
         free_inodes=there.f_favail if there.f_files else None,
-        read_only=bool(there.f_flag & os.ST_RDONLY) or mount.read_only,
+        read_only=bool(there.f_flag & os.ST_RDONLY) or where.read_only,
     )  # fmt: skip
 
 
-def kind_of(path: str) -> str:
-    """The kind of the file system of `path`: `ext4`, `nfs4`, `fuse.sshfs`."""
-    return mount_of(_table(), os.path.realpath(path)).kind
-
-
-def _table() -> str:
-    return proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
+def mount(path: str) -> Mount:
+    return mount_of(proc.read("/proc/self/mountinfo").decode("utf-8", "surrogateescape"), os.path.realpath(path))
 
 
 def problem(path: str | None, error: OSError) -> str | None:

@@ -87,6 +87,8 @@ class Check:
     """Not among the quick ones."""
     launch: bool = False
     """A launch asks the same before it sends anything."""
+    personal: bool = False
+    """The answer is the run's user's alone: without that user there is none."""
 
 
 def ok(what: str) -> Outcome:

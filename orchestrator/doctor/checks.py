@@ -24,12 +24,14 @@ def _made(check: Check, examined: Examined) -> Iterator[Outcome]:
     report = examined.report
     if report is None:
         yield Outcome(status="unknown", what=f"not looked at: {examined.broken} comes first")
+    elif check.personal and not {"user-missing", "user-other"}.isdisjoint(report.facts):
+        yield Outcome(status="unknown", what="not looked at: user comes first")
     elif report.looked_at(check.part):
         yield from check.look(examined)
     elif report.busy == check.part:
         yield Outcome(
-            status="fail", what=f"to look at it takes longer than anything should: {report.broke}",
-            evidence=f"the last that was heard was that it looks at: {report.busy}",
+            status="fail", what=f"it hangs at the look at {report.busy}, as a launch would: {report.broke}",
+            evidence="everything before that was told, and nothing after it",
             mend=examined.hands.inside("ps axo stat,pid,wchan:32,args | grep '^D'"),
         )  # fmt: skip
     else:

@@ -175,14 +175,14 @@ def torch(examined: Examined) -> Iterator[Outcome]:
         yield ok("no environment is there yet that could be asked: a launch makes one")
         return
     said, code = seen.torch, seen.number("torch-code")
-    trial = f"{shlex.quote(path)} -c 'import torch; print(torch.cuda.device_count())'"
+    trial = f"{shlex.quote(path)} -m torch.utils.collect_env"
     if said is None:
         last = (seen.all("torch") or [f"exit code {code}"])[-1]
         late = code == KILLED and not seen.text("torch")
         yield Outcome(
             status=_severity(examined), what=f"{path} could not be asked for torch"
             + (f": importing it takes longer than {TORCH_S} s" if late else ""), evidence=last,
-            mend=examined.hands.inside(f"time {trial}" if late else trial),
+            mend=examined.hands.inside(trial),
         )  # fmt: skip
         return
     if error := said.get("error"):
@@ -211,7 +211,7 @@ def torch(examined: Examined) -> Iterator[Outcome]:
         return
     trouble = next(_troubles(examined), None)
     listed = f"nvidia-smi lists {len(seen.gpus)}" if seen.gpus else "nvidia-smi lists none"
-    because, mend = "", f"look at what it says by hand: {examined.hands.inside(trial)}"
+    because, mend = "", examined.hands.inside(trial)
     if trouble is not None:
         because, mend = f": {trouble[1].what}", _mend(examined, trouble[1].kind, [trouble[0]])
     elif re.search(r"driver.*(too old|insufficient)", why):
@@ -252,11 +252,11 @@ def compiler(examined: Examined) -> Iterator[Outcome]:
 
 CHECKS = [
     Check(name="devices", asks="/dev/nvidiactl, /dev/nvidia-uvm and each /dev/nvidiaN open, for the run's own user",
-          look=devices, part="gpu", launch=True),
+          look=devices, part="gpu", launch=True, personal=True),
     Check(name="driver", asks="nvidia-smi answers, with the library of the kernel module's version, and knows `gpus:`",
-          look=driver, part="gpu", launch=True),
+          look=driver, part="nvidia-smi", launch=True),
     Check(name="torch", asks="torch, imported by the Python that runs will have, sees as many GPUs", look=torch,
-          part="torch", full=True),
+          part="torch", full=True, personal=True),
     Check(name="compiler", asks="a C compiler and Python's headers, which torch.compile needs on a GPU",
           look=compiler, part="python", full=True),
 ]  # fmt: skip

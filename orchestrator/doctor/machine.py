@@ -211,10 +211,9 @@ def workdir(examined: Examined) -> Iterator[Outcome]:
             mend = _make_room(examined, mount.at)
         yield Outcome(status="fail", what=f"the workdir {path} cannot be used: {problem}", evidence=evidence, mend=mend)
         return
-    if "noexec" in mount.options:
+    if closed := ailments.runs_no_programs(mount, path):
         yield Outcome(
-            status="warn" if examined.target.python else "fail",
-            what=f"the workdir {path} is on a file system that runs no programs: environments there load no libraries",
+            status="warn" if examined.target.python else "fail", what=closed.what,
             evidence=f"{mount.at} is mounted noexec",
             mend=hands.inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
         )  # fmt: skip
@@ -293,17 +292,19 @@ def tmp(examined: Examined) -> Iterator[Outcome]:
 CHECKS = [
     Check(name="user", asks="there is the user that runs are started as, and this login may become it", look=user,
           part="who", launch=True),
-    Check(name="home", asks="that user has a home directory, and can write in it", look=home, part="who"),
+    Check(name="home", asks="that user has a home directory, and can write in it", look=home, part="who",
+          personal=True),
     Check(name="programs", asks="PATH, and grep", look=programs, part="system"),
     Check(name="locale", asks="a UTF-8 locale is installed, without which tmux does not start", look=locale,
           part="tmux", launch=True),
     Check(name="tmux", asks="a tmux of 3.2a or newer starts", look=tmux, part="tmux", launch=True),
     Check(name="tmux socket", asks="the socket of the runs' tmux server is there if its server is, and this user's",
-          look=socket, part="tmux"),
+          look=socket, part="tmux", personal=True),
     Check(name="python", asks="a whole Python of 3.10 or newer runs, and can make environments", look=python,
           part="python", launch=True),
     Check(name="workdir", asks="the workdir is a directory, or can be made; it can be written, runs programs, and "
-          "outlives a restart", look=workdir, part="workdir", launch=True),
+          "outlives a restart", look=workdir, part="workdir", launch=True, personal=True),
     Check(name="disk", asks="room and inodes for checkpoints and environments", look=disk, part="workdir", launch=True),
-    Check(name="tmp", asks="/tmp (or TMPDIR) can be written, runs programs, and has room", look=tmp, part="tmp"),
+    Check(name="tmp", asks="/tmp (or TMPDIR) can be written, runs programs, and has room", look=tmp, part="tmp",
+          personal=True),
 ]  # fmt: skip

@@ -64,6 +64,7 @@ def _trouble(examined: Examined, rung: Rung, error: SpecctlError) -> Outcome:
             evidence = "its cgroup on the node says frozen"
         elif "is not running" in error.message and "locked" not in error.message:
             mend = examined.hands.on_node(f"pct start {vmid}")
+            evidence = "LXC of the node has no such container running"
     return Outcome(status="fail", what=error.message, evidence=evidence, mend=mend)
 
 

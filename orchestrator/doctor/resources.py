@@ -88,15 +88,16 @@ def limits(examined: Examined) -> Iterator[Outcome]:
         if value is not None and value < least:
             fine = False
             yield Outcome(
-                status="warn", what=f"{title.lower().removeprefix('max ')} are limited to {value:,}: {consequence}",
-                evidence=f"/proc/self/limits: {title} {value}", mend=_raise(examined, name, "1048576"),
+                status="warn", what=f"the limit of {title.lower().removeprefix('max ')} is {value:,}: {consequence}",
+                evidence=f"/proc/self/limits: {title} {value}",
+                mend=_raise(examined, name, "unlimited" if name == "memlock" else "1048576"),
             )  # fmt: skip
     for title, (name, consequence) in BINDING.items():
         value = seen.limit(title)
         if value is not None:
             fine = False
             yield Outcome(
-                status="warn", what=f"{title.lower().removeprefix('max ')} is limited to {value:,}: {consequence}",
+                status="warn", what=f"there is a limit of {title.lower().removeprefix('max ')}, {value:,}: {consequence}",
                 evidence=f"/proc/self/limits: {title} {value}", mend=_raise(examined, name, "unlimited"),
             )  # fmt: skip
     if fine:

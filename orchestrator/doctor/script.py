@@ -173,8 +173,8 @@ for file in /dev/nvidia* /dev/dxg; do
     tell opens "$file ${said##*: }"
 done
 [ ! -r /proc/driver/nvidia/version ] || lines module </proc/driver/nvidia/version
+tell at nvidia-smi
 if command -v nvidia-smi >/dev/null; then
-    tell at nvidia-smi
     said=$(bound SMI_S nvidia-smi --query-gpu=SMI_QUERY --format=csv,noheader,nounits 2>&1)
     tell smi-code $?
     printf '%s\n' "$said" | lines smi

@@ -6,6 +6,7 @@ judged here (`doctor/checks.py`). A container costs one exec more, on its node.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import secrets
 import sys
@@ -16,7 +17,7 @@ from functools import partial
 
 from orchestrator import pythons
 from orchestrator.crew import Crew
-from orchestrator.doctor import checks, reach, report, script
+from orchestrator.doctor import checks, machine, reach, report, script
 from orchestrator.doctor.check import Examined, Outcome, Rung
 from orchestrator.doctor.hands import Hands
 from orchestrator.doctor.report import Report
@@ -105,13 +106,14 @@ def _examined(fleet: Fleet, target: Target, quick: bool) -> Examined:
         if node is not None and container is not None and target.vmid is not None:
             return broken(reach.of_container(container, frozen="frozen" in node.facts, vmid=target.vmid), error)
         return broken("shell" if isinstance(error, NoAnswer) else reach.of_error(error), error)
-    hint = None
-    if seen.looked_at("python") and "T version" not in seen.text("python-says"):
-        hint = pythons.hint(open_transport(target, fleet.pool), target.user)
-    return Examined(
+    examined = Examined(
         target=target, hands=_hands(hands, seen, node), node=node, report=seen, connected_s=connected_s,
-        clock_s=clock_s, python_hint=hint, quick=quick, local=local,
+        clock_s=clock_s, quick=quick, local=local,
     )  # fmt: skip
+    if seen.looked_at("python") and any(outcome.status == "fail" for outcome in machine.python(examined)):
+        hint = pythons.hint(open_transport(target, fleet.pool), target.user)
+        examined = dataclasses.replace(examined, python_hint=hint)
+    return examined
 
 
 def _ssh(fleet: Fleet, target: Target) -> list[str]:
