@@ -261,8 +261,8 @@ class Mount:
 def runs_no_programs(mount: Mount, workdir: str) -> Ailment | None:
     if "noexec" not in mount.options:
         return None
-    what = f"the workdir {workdir} is on a file system that runs no programs: environments there load no libraries"
-    hint = f"as root there: mount -o remount,exec {mount.at}, or choose another `workdir:` in hosts.yaml"
+    what = f"{mount.at}, where the workdir {workdir} lies, is mounted noexec: environments there load no libraries"
+    hint = "choose a `workdir:` that may hold programs, or a ready `python:`, in hosts.yaml"
     return Ailment(kind="noexec", what=what, hint=hint)
 
 

@@ -23,15 +23,15 @@ MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tem
 PROBE_BYTES = 64 << 10
 
 
-def check(call: Call, *, present: bool) -> tuple[list[str], bool]:
+def check(call: Call, *, present: bool, prepares: bool) -> tuple[list[str], bool]:
     """(what there is to say of the GPUs, whether the run will claim any). Raises `Refusal` with the first reason why a
-    launch cannot work here. `present`: its bundle is there already."""
+    launch cannot work here. `present`: its bundle is there already; `prepares`: its environment is not."""
     _python()
     copies = 1 if present else 2  # the bundle, and the run's own copy of it
     workdir = call.paths.workdir
     room(workdir, copies * int(call.request.get("bytes") or 0))
-    if call.request.get("env_hash") and (closed := ailments.runs_no_programs(space.mount(workdir), workdir)):
-        raise Refusal("preflight", f"{closed.what} (it is mounted noexec)", closed.hint)
+    if prepares and (closed := ailments.runs_no_programs(space.mount(os.path.dirname(call.paths.env("x"))), workdir)):
+        raise Refusal("preflight", closed.what, closed.hint)
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)

@@ -87,12 +87,6 @@ def make(home: str, python: str, wanted: Wanted, emit: Says, lock_fd: int) -> No
     The commands inherit the lock: one that outlives this agent must not work where another launch begins anew.
     """
     shutil.rmtree(home, ignore_errors=True)
-    parent = os.path.dirname(home)
-    if os.statvfs(parent).f_flag & os.ST_NOEXEC:
-        raise Refusal(
-            "preflight", f"{parent} is mounted noexec: no library of an environment there could be loaded",
-            "choose a `workdir:` that may hold programs, or a ready `python:`, in hosts.yaml",
-        )  # fmt: skip
     found = interpreter(python)
     run_step([found.path, "-m", "venv", *([] if found.has_ensurepip else ["--without-pip"]), home], emit, lock_fd)
     if not wanted.requirements:

@@ -24,11 +24,11 @@ def run(call: Call) -> None:
     home = call.paths.bundle(wanted)
     if call.request.get("ask"):
         present = lease.found(home, COMPLETE)
-        gpus, claims = place.check(call, present=present)
         env = call.request.get("env_hash")
+        made = env is None or prepare.is_made(call.paths.env(str(env)))
+        gpus, claims = place.check(call, present=present, prepares=not made)
         call.emit({
-            "final": True, "present": present, "gpus": gpus, "claims": claims,
-            "env": env is None or prepare.is_made(call.paths.env(str(env))),
+            "final": True, "present": present, "env": made, "gpus": gpus, "claims": claims,
             "problems": _problems(call) if present else [],
         })  # fmt: skip
         return

@@ -214,7 +214,7 @@ def workdir(examined: Examined) -> Iterator[Outcome]:
     if closed := ailments.runs_no_programs(mount, path):
         yield Outcome(
             status="warn" if examined.target.python else "fail", what=closed.what,
-            evidence=f"{mount.at} is mounted noexec",
+            evidence=f"{mount.at} is mounted {','.join(sorted(mount.options))}",
             mend=hands.inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
         )  # fmt: skip
     elif mount.kind in ("tmpfs", "ramfs"):

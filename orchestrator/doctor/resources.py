@@ -97,7 +97,8 @@ def limits(examined: Examined) -> Iterator[Outcome]:
         if value is not None:
             fine = False
             yield Outcome(
-                status="warn", what=f"there is a limit of {title.lower().removeprefix('max ')}, {value:,}: {consequence}",
+                status="warn",
+                what=f"there is a limit of {title.lower().removeprefix('max ')}, {value:,}: {consequence}",
                 evidence=f"/proc/self/limits: {title} {value}", mend=_raise(examined, name, "unlimited"),
             )  # fmt: skip
     if fine:

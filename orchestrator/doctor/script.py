@@ -36,7 +36,7 @@ _TARGET = (
 U=$1 W=$2 PY=$3 QUICK=$4 TORCH=$5
 tell at who
 tell now "$(date +%s)"
-tell login "$(id -un 2>/dev/null || id -u)"
+[ -n "$SPECCTL_BECAME" ] || tell login "$(id -un 2>/dev/null || id -u)"
 if [ -n "$U" ] && [ -z "$SPECCTL_BECAME" ]; then
     name=$U
     case $U in *[!0-9]*) ;; *) name=$(grep "^[^:]*:[^:]*:$U:" /etc/passwd | head -n 1 | cut -d: -f1) ;; esac
@@ -135,7 +135,7 @@ for file in $(grep -ls "[/]tmux-$(id -u)" /proc/[0-9]*/cmdline); do
     said=$(tr '\0' ' ' <"$file")
     pid=${file#/proc/}
     case $said in
-    tmux*"-S $socket "*new* | */tmux*"-S $socket "*new* | tmux:*) tell server "${pid%/*}" ;;
+    *tmux*" -S$socket new"* | *tmux*" -S $socket new"*) tell server "${pid%/*}" ;;
     esac
 done 2>/dev/null
 
@@ -228,7 +228,7 @@ for _name, _value in {
     "TMUX_FOLDERS": ":".join([*(f"{root}/{name}/bin" for root in ("/opt", "~") for name in CONDA), "~/.local/bin"]),
     "FOLDERS": ":".join(PATH), "PROGRAMS": " ".join(PROGRAMS), "MANAGERS": " ".join(MANAGERS),
     "MODULES": " ".join(MODULES), "SMI_QUERY": SMI_QUERY, "SMI_S": str(SMI_S), "DISK_S": str(DISK_S),
-    "PYTHON_S": str(PYTHON_S), "TORCH_S": str(TORCH_S),
+    "TORCH_S": str(TORCH_S),
 }.items():  # fmt: skip
     _TARGET = _TARGET.replace(_name, _value)
 
@@ -294,15 +294,17 @@ exit 0
 
 def on_target(
     token: str, *, user: str | None, workdir: str, python: str | None, quick: bool, env: dict[str, str],
-    gpus: list[int] | None,
+    gpus: list[int] | None, python_s: int = PYTHON_S,
 ) -> list[str]:  # fmt: skip
-    """The argv that prints the facts of a machine, as its run's user meets it."""
+    """The argv that prints the facts of a machine, as its run's user meets it. A Python, or a tmux, that says nothing
+    within `python_s` is let go of."""
+    text = _TARGET.replace("PYTHON_S", str(python_s))
     loads = {name: value for name, value in env.items() if name.startswith(LOADS)}
     if gpus:
         loads["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     return [
         "env", "-u", "ENV", "-u", "BASH_ENV", "-u", "SPECCTL_BECAME", "sh", "-c",
-        'script=$1 T=$2; shift 2; eval "$script"', "specctl-doctor", _TARGET, token, user or "", workdir, python or "",
+        'script=$1 T=$2; shift 2; eval "$script"', "specctl-doctor", text, token, user or "", workdir, python or "",
         "quick" if quick else "full", _TORCH, *(f"{name}={value}" for name, value in loads.items()),
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.errors import ConfigError, UnreachableError
-from orchestrator.transport.ssh_options import CONNECT_TIMEOUT_S, Jump, SshOptions, SshSpec, parse_spec
+from orchestrator.transport.ssh_options import CONNECT_TIMEOUT_S, Jump, SshOptions, SshSpec, parse_spec, ssh_argv
 
 CONFIG_VARIABLE = "SPECCTL_SSH_CONFIG"
 _REFUSED = {
@@ -44,6 +44,11 @@ def resolve(text: str, config_file: str | None = None, *, via: str | None = None
             raise ConfigError(f"{config_file}: no `ssh` here to read it with", hint="install openssh-client")
         return _without_client(spec)
     return parse_dump(_ask(client, spec, config_file, via), spec, config_file, via=via)
+
+
+def typed(text: str, config_file: str | None = None) -> list[str]:
+    """The words with which a person reaches `text` from here. Raises `ConfigError`."""
+    return ssh_argv(parse_spec(text), config_file=config_file or os.environ.get(CONFIG_VARIABLE) or None)
 
 
 def _ask(client: str, spec: SshSpec, config_file: str | None, via: str | None) -> str:

@@ -24,9 +24,8 @@ from orchestrator.doctor.report import Report
 from orchestrator.errors import ConfigError, DeadlineExceeded, NoAnswer, SpecctlError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
-from orchestrator.transport import Completed, Transport, open_transport
+from orchestrator.transport import Completed, Transport, open_transport, ssh_config
 from orchestrator.transport.pct_errors import Entrance, Seen, seen_in
-from orchestrator.transport.ssh_options import parse_spec, ssh_argv
 
 PARALLEL = 32
 NODE_S = 30.0
@@ -120,7 +119,7 @@ def _ssh(fleet: Fleet, target: Target) -> list[str]:
     if target.ssh is None:
         return []
     try:
-        return ssh_argv(parse_spec(target.ssh), config_file=fleet.inventory.ssh_config)
+        return ssh_config.typed(target.ssh, fleet.inventory.ssh_config)
     except ConfigError:  # which the first rung tells
         return ["ssh", target.ssh]
 

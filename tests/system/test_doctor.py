@@ -1,0 +1,245 @@
+"""`specctl doctor` on real machines: what it needs (a shell), what it leaves (nothing), and what it says of the way
+there and of what is missing. In containers: tests/lab/test_doctor.py; every word it has: tests/unit/test_doctor.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.doctor import report, script
+from orchestrator.doctor.checks import CHECKS
+from tests.driver import Done, Specctl
+from tests.sshd import LoopbackSshd
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another user's eyes need root")
+TOKEN = "specctl-7"
+SHELLS = [["sh"], ["dash"], ["bash", "--posix"], ["busybox", "ash"]]
+
+
+@pytest.fixture
+def box(sshd: LoopbackSshd) -> Iterator[Specctl]:
+    driver = Specctl(SPECCTL_SSH_CONFIG=str(sshd.ssh_config))
+    target(driver)
+    yield driver
+    driver.close()
+
+
+def target(driver: Specctl, **keys: str) -> None:
+    wanted = {"ssh": "node1", "workdir": str(driver.workdir), "python": sys.executable, **keys}
+    inside = ", ".join(f"{key}: {value}" for key, value in wanted.items() if value)
+    driver.inventory.write_text(f"targets:\n  box: {{{inside}}}\n")
+
+
+def outcomes(done: Done, name: str = "box") -> dict[str, dict[str, Any]]:
+    """Check -> the worst that it found."""
+    [row] = [row for row in done.json["targets"] if row["name"] == name]
+    worst: dict[str, dict[str, Any]] = {}
+    order = ("ok", "unknown", "warn", "fail")
+    for one in row["checks"]:
+        before = worst.get(one["check"])
+        if before is None or order.index(one["status"]) > order.index(before["status"]):
+            worst[one["check"]] = one
+    return worst
+
+
+def facts(shell: list[str], *, user: str | None = None, workdir: str = "/nowhere/w", quick: bool = True,
+          python: str | None = None, path: str | None = None, python_s: int = 60) -> report.Report:  # fmt: skip
+    """What the script tells of this machine under that shell, and only that."""
+    argv = script.on_target(
+        TOKEN, user=user, workdir=workdir, python=python, quick=quick, env={"SECRET": "x", "CUDA_CACHE_PATH": "/c"},
+        gpus=[0], python_s=python_s,
+    )  # fmt: skip
+    argv[argv.index("sh") : argv.index("sh") + 1] = shell
+    assert not any("SECRET" in word for word in argv), "an argument can be read by all"
+    environ = {**os.environ, "PATH": path or os.environ["PATH"]}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
+    found = report.read(done.stdout, TOKEN)
+    assert found.whole and done.returncode == 0, done.stderr + done.stdout[-500:]
+    assert done.stderr == "", "whatever a program there complains of is part of a fact"
+    return found
+
+
+def test_a_machine_is_examined_through_nothing_but_a_shell_and_nothing_is_left_there(box: Specctl) -> None:
+    done = box("doctor", "--json")
+    assert done.code == 0, done.out
+    found = outcomes(done)
+    assert {check.name for check in CHECKS} <= set(found)
+    assert {found[rung]["status"] for rung in ("ssh", "reachable", "host key", "login", "shell")} == {"ok"}
+    assert found["torch"]["status"] == "ok" and found["clock"]["status"] == "ok"
+    assert not box.workdir.exists() and list(box.home.glob(".specctl*")) == []
+    text = box("doctor", "--verbose", "--quick")
+    assert text.code == 0 and "  ok   tmux: tmux 3." in text.out and "1 of 1 target without a failure." in text.out
+    quick = outcomes(box("doctor", "--quick", "--json"))
+    assert not {"torch", "compiler"} & set(quick)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=[" ".join(shell) for shell in SHELLS])
+def test_every_shell_tells_the_same(shell: list[str]) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"no {shell[0]} on this machine")
+    here, there = facts(["sh"]), facts(shell)
+    assert [*there.facts] == [*here.facts]
+    for key in ("uid", "user", "groups", "home", "home-is", "system", "tmux", "utf8", "socket", "nearest", "workdir"):
+        assert there.all(key) == here.all(key), key
+    for folder in ("tmp", "shm", "workdir"):
+        one, other = here.place(folder), there.place(folder)
+        assert one is not None and other is not None and one.disk is not None and other.disk is not None
+        assert (one.path, one.writable, one.mount) == (other.path, other.writable, other.mount)
+        assert (one.disk.total_bytes, one.disk.mount) == (other.disk.total_bytes, other.disk.mount)
+    assert there.one("nearest") == "/" and there.limit("Max open files") == here.limit("Max open files")
+
+
+@ROOT
+@pytest.mark.parametrize("shell", SHELLS, ids=[" ".join(shell) for shell in SHELLS])
+@pytest.mark.parametrize("tool", ["setpriv", "su"])
+def test_the_runs_user_is_who_looks(shell: list[str], tool: str, tmp_path: Path) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"no {shell[0]} on this machine")
+    path = os.environ["PATH"]
+    if tool == "su":  # as where there is no setpriv, or busybox's, which cannot do it
+        (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "setpriv").chmod(0o755)
+        path = f"{tmp_path}:{path}"
+        tmp_path.chmod(0o755)
+    seen = facts(shell, user="nobody", workdir="/root/it's \"$HOME\"/w", path=path)
+    assert seen.one("login") == "root" and seen.user == "nobody" and seen.one("uid") == "65534"
+    assert seen.one("workdir") == "/root/it's \"$HOME\"/w"
+    place = seen.place("workdir")
+    assert place is not None and not place.writable, "root's success says nothing of another user's"
+    assert facts(shell, user="65534").user == "nobody", "a user may be a number"
+    missing = facts(shell, user="nobody-of-that-name")
+    assert missing.one("user-missing") == "nobody-of-that-name" and missing.user == "root"
+
+
+@ROOT
+def test_a_device_file_is_opened_by_the_user_who_will_run(tmp_path: Path) -> None:
+    shell = ["unshare", "--mount", "sh"]
+    bind = Path(tempfile.mkdtemp(prefix="dev-", dir="/tmp"))
+    try:
+        for name in ("nvidia0", "nvidiactl"):
+            os.mknod(bind / name, 0o660 | stat.S_IFCHR, os.makedev(1, 3))
+            (bind / name).chmod(0o660)
+            os.chown(bind / name, 0, 44)
+        (bind / "nvidia1").write_text("")
+        (bind / "nvidia-uvm").symlink_to("/nowhere")
+        wrapped = bind / "sh"
+        # A /dev of its own, with everything of the real one in it.
+        wrapped.write_text(
+            "#!/bin/sh\nmkdir /run/specctl-dev && mount --bind /dev /run/specctl-dev && mount -t tmpfs dev /dev\n"
+            "for n in null zero full urandom random; do touch /dev/$n; mount --bind /run/specctl-dev/$n /dev/$n; done\n"
+            f"ln -s /proc/self/fd /dev/fd; cp -a {bind}/nvidia* /dev/; exec sh \"$@\"\n"
+        )
+        wrapped.chmod(0o755)
+        argv = [*shell[:-1], str(wrapped)]
+        seen = facts(argv, user="nobody")
+    finally:
+        shutil.rmtree(bind)
+        Path("/run/specctl-dev").rmdir()
+    devices = seen.devices
+    assert devices["/dev/nvidia0"].refusal == "Permission denied" and devices["/dev/nvidia0"].mode == 0o660
+    assert devices["/dev/nvidia0"].group == "video" and devices["/dev/nvidia0"].owner == "root"
+    assert not devices["/dev/nvidia1"].character
+
+
+def test_a_key_that_nobody_knows_is_no_question_and_ends_the_round(box: Specctl, sshd: LoopbackSshd) -> None:
+    known = sshd.known_hosts.read_text()
+    sshd.known_hosts.write_text("")
+    try:
+        done = box("doctor", "--json")
+    finally:
+        sshd.known_hosts.write_text(known)
+    found = outcomes(done)
+    assert done.code == 3 and [found[rung]["status"] for rung in ("reachable", "host key", "login")] == [
+        "ok", "fail", "unknown",
+    ]  # fmt: skip
+    assert "is not known: the server shows" in found["host key"]["what"] and found["host key"]["mend"]
+    assert {found[check.name]["what"] for check in CHECKS} == {"not looked at: host key comes first"}
+
+
+def test_the_way_there_is_told_apart_by_rung(box: Specctl, sshd: LoopbackSshd) -> None:
+    box.inventory.write_text(f"""
+targets:
+  closed: {{ssh: 'root@127.0.0.1:1'}}
+  box: {{ssh: node1, workdir: {box.workdir}}}
+  local: {{workdir: {box.home}/l}}
+""")
+    authorized = sshd.root / "authorized_keys"
+    kept = authorized.read_text()
+    authorized.write_text("")
+    try:
+        done = box("doctor", "--quick", "--json")
+    finally:
+        authorized.write_text(kept)
+    assert done.code == 3, "one that could not be looked into weighs more than what was found elsewhere"
+    assert outcomes(done, "closed")["reachable"]["status"] == "fail"
+    login = outcomes(done)["login"]
+    assert login["status"] == "fail" and "cannot log in as" in login["what"] and "authorized_keys" in login["mend"]
+    assert "shell" not in outcomes(done, "local"), "there is no way to go"
+
+
+def test_a_shell_that_does_not_run_what_it_is_given_is_said_to_be_so(box: Specctl, sshd: LoopbackSshd) -> None:
+    authorized = sshd.root / "authorized_keys"
+    kept = authorized.read_text()
+    authorized.write_text(f'command="echo This account is currently not available." {kept}')
+    try:
+        done = box("doctor", "--json")
+    finally:
+        authorized.write_text(kept)
+    shell = outcomes(done)["shell"]
+    assert done.code == 3 and shell["status"] == "fail" and "account is currently not available" in shell["what"]
+    assert "echo works" in shell["mend"]
+
+
+def test_a_python_that_hangs_costs_its_own_limit_and_no_other_fact(tmp_path: Path) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nsleep 600\n")
+    hangs.chmod(0o755)
+    seen = facts(["sh"], python=str(hangs), python_s=1)
+    assert seen.number("python-code") == 137 and seen.place("workdir") is not None
+
+
+def test_each_thing_that_is_missing_is_told_with_the_command_of_this_target(box: Specctl, sshd: LoopbackSshd) -> None:
+    (box.home / "file").write_text("")
+    target(box, python=str(box.home / "none"), workdir=f"{box.home}/file/w", gpus="[0, 7]")
+    done = box("doctor")
+    assert done.code == 1, done.out
+    lines = [line.strip() for line in done.out.splitlines()]
+    at = next(n for n, line in enumerate(lines) if line.startswith("fail python: "))
+    assert "does not run there" in lines[at] and lines[at + 1].startswith("seen  ") and "No such file" in lines[at + 1]
+    assert lines[at + 2].startswith("mend  there is Python 3.") and "set `python: /" in lines[at + 2]
+    assert f"{box.home}/file is not a directory" in done.out and f"mv {box.home}/file {box.home}/file.away" in done.out
+    assert "fail devices: /dev/nvidia0 is not there; /dev/nvidia7 is not there" in done.out
+    assert "mend  ssh node1 " in done.out
+    assert "0 of 1 target without a failure." in done.out
+
+
+def test_torch_is_asked_in_the_python_that_runs_will_have_with_their_gpus(box: Specctl) -> None:
+    fake = box.home / "torch"
+    fake.mkdir()
+    (fake / "__init__.py").write_text(
+        "import os, warnings\n__version__ = '9.9+cu999'\n"
+        "class version: cuda = '99.9'\n"
+        "class cuda:\n"
+        "    @staticmethod\n    def is_available():\n"
+        "        warnings.warn('CUDA unknown error, of ' + os.environ['CUDA_VISIBLE_DEVICES']); return False\n"
+        "    @staticmethod\n    def device_count(): return 0\n"
+        "class _C:\n    @staticmethod\n    def _cuda_getDeviceCount():\n"
+        "        raise RuntimeError('Error 999: unknown error; LD ' + os.environ.get('LD_SOMETHING', ''))\n"
+    )
+    box.inventory.write_text(
+        f"targets:\n  box: {{ssh: node1, workdir: {box.workdir}, python: {sys.executable}, gpus: [2, 3], "
+        f"env: {{PYTHONPATH: {box.home}, LD_SOMETHING: seen, TOKEN: hidden}}}}\n"
+    )
+    torch = outcomes(box("doctor", "--json"))["torch"]
+    assert torch["status"] == "fail" and "torch 9.9+cu999" in torch["what"], torch
+    assert "/dev/nvidia2 is not there" in torch["what"], "what it comes from"
+    assert "Error 999: unknown error; LD seen" in torch["evidence"]
