@@ -7,6 +7,7 @@ It launches on `local` with a workdir and an index of its own, and stops what it
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-WIDTH, STATUS_WIDTH = 118, 132
+WIDTH, STATUS_WIDTH, DOCTOR_WIDTH = 118, 132, 136
 LAUNCH = "specctl launch local --config configs/smollm2-cpu.yaml"
 
 
@@ -82,6 +83,56 @@ def main(folder: Path) -> None:
         show_ls.show(picture, ls.run(fleet, ls.Request()), ls.Request())
         save(picture, folder / "ls.svg", "specctl ls")
         fleet.close()
+    picture_of_doctor(folder)
+
+
+HOSPITAL = """
+defaults: {{ssh: pve, workdir: /home/train/specctl, user: train}}
+ssh_config: {config}
+targets:
+  gpu1: {{vmid: 101, gpus: [0, 1]}}
+  gpu2: {{vmid: 102}}
+  gpu3: {{vmid: 103}}
+"""
+SICK = {
+    101: "for n in nvidia0 nvidia1 nvidiactl; do mknod -m 666 /dev/$n c 1 3; done; rm /usr/bin/tmux",
+    102: "ulimit -n 64; mount -t tmpfs -o size=64m shm /dev/shm",
+    103: "true",
+}
+"""What is done to each container before it is examined. A lab has no GPUs: these are the null device's."""
+
+
+def picture_of_doctor(folder: Path) -> None:
+    """Containers of a real lab, each broken in its own way, as the doctor finds them."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from orchestrator.fleet import Fleet
+    from orchestrator.inventory import read_inventory
+    from orchestrator.render import doctor as show_doctor
+    from orchestrator.verbs import doctor
+    from tests.lab.lab import Lab, LabUnavailable
+
+    try:
+        with Lab() as lab, tempfile.TemporaryDirectory() as home:
+            for vmid, harm in SICK.items():
+                lab.container(vmid)
+                lab.inside(vmid, ["sh", "-ec", f"useradd -m train; {harm}"], check=True)
+            lab.nvidia_smi(101, "0, NVIDIA H200, 37, 1024, 143771\n1, NVIDIA H200, 0, 3, 143771")
+            lab.freeze(103)
+            hosts = Path(home, "hosts.yaml")
+            hosts.write_text(HOSPITAL.format(config=lab.ssh_config))
+            fleet = Fleet(read_inventory(hosts))
+            picture = recorder("specctl doctor", DOCTOR_WIDTH)
+            result = doctor.run(fleet, [])
+            fleet.close()
+            for view in result.views:  # where the lab's keys lie is of no interest
+                view.found[:] = [
+                    (check, dataclasses.replace(one, mend=one.mend.replace(f"-F {lab.ssh_config} ", "")))
+                    for check, one in view.found
+                ]
+            show_doctor.show(picture, result, verbose=False)
+            save(picture, folder / "doctor.svg", "specctl doctor")
+    except LabUnavailable as error:
+        print(f"no picture of the doctor: {error}", file=sys.stderr)
 
 
 def save(console: Console, path: Path, title: str) -> None:

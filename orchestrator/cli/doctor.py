@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, stdout
+from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, seconds, stdout
 from orchestrator.commands import PLACE
 from orchestrator.completion import offer
 from orchestrator.render import doctor as show_doctor
@@ -23,6 +23,13 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Without what takes seconds: torch, compilers, the node's own nvidia-smi.")
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", metavar="SECONDS", parser=seconds(1, 3600), show_default=False,
+            help="How long a target may take; 150, and 45 with --quick. What it told until then counts.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what is fine, and how that was seen.")] = False,
     json: JsonOption = False,
     inventory: InventoryOption = None,
@@ -33,7 +40,7 @@ def doctor(
     when one has what keeps launches from working.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
-        result = verb.run(fleet, names or [], quick=quick)
+        result = verb.run(fleet, names or [], quick=quick, limit_s=timeout)
         if json:
             print(as_json.text(as_json.of_doctor(result)))
         else:

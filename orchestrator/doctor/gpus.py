@@ -174,6 +174,9 @@ def torch(examined: Examined) -> Iterator[Outcome]:
     if not path:
         yield ok("no environment is there yet that could be asked: a launch makes one")
         return
+    if path == seen.one("python") and "T version" not in seen.text("python-says"):
+        yield Outcome(status="unknown", what="not looked at: python comes first")
+        return
     said, code = seen.torch, seen.number("torch-code")
     trial = f"{shlex.quote(path)} -m torch.utils.collect_env"
     if said is None:

@@ -29,7 +29,7 @@ def _view(console: Console, view: View, *, verbose: bool) -> None:
     if not view.reached:
         state, style = "UNREACHABLE", colour("UNREACHABLE")
     seen = view.examined.report
-    about = [view.target.place, *([f"as {seen.user}", seen.one("system"), seen.one("kernel")] if seen else [])]
+    about = [view.target.place, *([f"as {seen.user}", seen.one("system")] if seen else [])]
     head = Text.assemble((view.target.name, "bold"), "  ", (state, style), f"  {', '.join(filter(None, about))}")
     line(console, head, first=0)
     shown = ("fail", "warn", "unknown", "ok") if verbose else ("fail", "warn")
@@ -41,7 +41,7 @@ def _view(console: Console, view: View, *, verbose: bool) -> None:
     dark = [check for check, outcome in view.found if outcome.status == "unknown"]
     if verbose:
         return
-    parts = [f"{count(fine, 'check')} found nothing"] if fine else []
+    parts = [f"{count(fine, 'check')} found nothing amiss"] if fine else []
     if dark and not view.reached:
         parts.append(f"{len(dark)} could not be made: {view.examined.broken} comes first")
     elif dark:
@@ -62,4 +62,6 @@ def _outcome(console: Console, check: str, outcome: Outcome) -> None:
     if outcome.evidence:
         line(console, Text.assemble(("seen  ", "dim"), one_line(outcome.evidence)), indent=INDENT + 6, first=INDENT)
     if outcome.mend:
-        line(console, Text.assemble(("mend  ", "dim"), (outcome.mend, "cyan")), indent=INDENT + 6, first=INDENT)
+        # Not wrapped at words: it is to be copied, and a line break would be copied with it.
+        mend = Text.assemble(" " * INDENT, ("mend  ", "dim"), (outcome.mend, "cyan"))
+        console.print(mend, soft_wrap=True, highlight=False)

@@ -68,22 +68,23 @@ class Result:
         return int(any(view.count("fail") for view in self.views))
 
 
-def run(fleet: Fleet, names: Sequence[str], *, quick: bool = False) -> Result:
-    """`names` are targets and groups; none: all. What keeps a target from being asked is among what was found; raises
-    `NotFound` for a name that hosts.yaml does not have."""
+def run(fleet: Fleet, names: Sequence[str], *, quick: bool = False, limit_s: float | None = None) -> Result:
+    """`names` are targets and groups; none: all. What keeps a target from being asked is among what was found, and so
+    is what it was busy with when `limit_s` was over; raises `NotFound` for a name that hosts.yaml does not have."""
+    limit_s = limit_s or (QUICK_S if quick else FULL_S)
     targets = fleet.inventory.expand(names) if names else list(fleet.inventory.targets.values())
     crew = Crew(PARALLEL)
-    answers = [crew.do(partial(_view, fleet, target, quick)) for target in targets]
+    answers = [crew.do(partial(_view, fleet, target, quick, limit_s)) for target in targets]
     return Result(views=[answer.result() for answer in answers], quick=quick)
 
 
-def _view(fleet: Fleet, target: Target, quick: bool) -> View:
+def _view(fleet: Fleet, target: Target, quick: bool, limit_s: float) -> View:
     begun = time.monotonic()
-    examined = _examined(fleet, target, quick)
+    examined = _examined(fleet, target, quick, limit_s)
     return View(examined=examined, found=list(checks.examine(examined)), took_s=time.monotonic() - begun)
 
 
-def _examined(fleet: Fleet, target: Target, quick: bool) -> Examined:
+def _examined(fleet: Fleet, target: Target, quick: bool, limit_s: float) -> Examined:
     hands = Hands(target=target, ssh=_ssh(fleet, target))
     local = target.ssh is None and target.vmid is None
     node, container = None, None
@@ -94,13 +95,13 @@ def _examined(fleet: Fleet, target: Target, quick: bool) -> Examined:
 
     try:
         if target.vmid is not None:
-            node, said = _look_at_node(fleet, target, target.vmid, quick)
+            node, said = _look_at_node(fleet, target, target.vmid, quick, limit_s)
             container = seen_in(said)
             hands = _hands(hands, node)
             if not node.answered:
                 return broken("shell", _silent_shell(target, said))
         connected_s = time.monotonic() - begun
-        seen, clock_s = _look_inside(open_transport(target, fleet.pool), target, quick, local)
+        seen, clock_s = _look_inside(open_transport(target, fleet.pool), target, quick, limit_s, local)
     except SpecctlError as error:
         if node is not None and container is not None and target.vmid is not None:
             return broken(reach.of_container(container, frozen="frozen" in node.facts, vmid=target.vmid), error)
@@ -131,11 +132,11 @@ def _hands(hands: Hands, seen: Report, node: Report | None = None) -> Hands:
     )
 
 
-def _look_at_node(fleet: Fleet, target: Target, vmid: int, quick: bool) -> tuple[Report, str]:
+def _look_at_node(fleet: Fleet, target: Target, vmid: int, quick: bool, limit_s: float) -> tuple[Report, str]:
     """(what the node says, all that it printed)"""
     token = f"specctl-{secrets.token_hex(8)}"
     way = fleet.pool.node(target.ssh, target=target.name)
-    done = way.run(script.on_node(token, vmid=vmid, quick=quick), deadline_s=NODE_S)
+    done = way.run(script.on_node(token, vmid=vmid, quick=quick), deadline_s=min(NODE_S, limit_s))
     said = done.stdout.decode("utf-8", "replace")
     found = report.read(said, token)
     if not found.answered and (error := way.explain(done)) is not None:
@@ -144,7 +145,7 @@ def _look_at_node(fleet: Fleet, target: Target, vmid: int, quick: bool) -> tuple
 
 
 def _look_inside(
-    way: Transport, target: Target, quick: bool, local: bool
+    way: Transport, target: Target, quick: bool, limit_s: float, local: bool
 ) -> tuple[Report, tuple[float, float] | None]:
     """What the target says, and how far its clock is ahead: at least, at most. Raises why it says nothing at all; an
     answer that breaks off is one."""
@@ -155,7 +156,7 @@ def _look_inside(
     )  # fmt: skip
     said, broke, clock_s = bytearray(), "", None
     began = time.time()
-    with way.stream(argv, deadline_s=QUICK_S if quick else FULL_S) as stream:
+    with way.stream(argv, deadline_s=limit_s) as stream:
         try:
             for chunk in stream:
                 arrived, told = time.time(), NOW.findall(chunk.decode("utf-8", "replace"))

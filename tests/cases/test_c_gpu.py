@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import gpu, main
+from orchestrator.doctor.check import Outcome
 from tests.driver import Specctl
+from tests.patients import Patient
 
 TWO = "0, NVIDIA GeForce RTX 3090, 37, 1024, 24576\n1, NVIDIA GeForce RTX 3090, 0, 3, 24576\n"
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.195\n"
@@ -215,3 +217,49 @@ def test_a_configuration_that_names_more_gpus_than_are_declared_is_refused_at_on
     (specctl.project / "c.yaml").write_text(config.replace('"1e-3"', "0.001"))
     done = specctl("launch", "local", "--config", "c.yaml")
     assert done.code == 2 and "cuda:1" in done.err and "only GPU 2" in done.err, done.err
+
+
+def says(told: dict[str, str | None], node: dict[str, str | None] | None = None) -> dict[str, Outcome]:
+    """What the doctor finds amiss in a container that answers so, on a node that does."""
+    found = Patient(check="", told=told, node=node or {}).found()
+    return {check: outcome for check, outcome in found if outcome.status not in ("ok", "unknown")}
+
+
+BLIND = 'specctl-torch {"version": "2.9", "cuda": "12.8", "available": false, "count": 0, "why": "CUDA error 999"}'
+NO_UVM: dict[str, str | None] = {"device nvidia-uvm": None, "opens /dev/nvidia-uvm": None}
+
+
+def test_c1_the_doctor_asks_torch_and_names_the_device_that_it_lacks() -> None:
+    found = says({**NO_UVM, "torch": BLIND})
+    assert set(found) == {"devices", "torch"}
+    assert "sees no GPU, though nvidia-smi lists 2: /dev/nvidia-uvm is not there" in found["torch"].what
+    assert found["torch"].evidence == "CUDA error 999" and "/dev/nvidia-uvm,mode=0666" in found["torch"].mend
+    restarted = says({"torch": BLIND})  # every device opens, and still: the node was restarted, its module was late
+    assert set(restarted) == {"torch"} and "nvidia-modprobe -c 0 -u && pct reboot 200" in restarted["torch"].mend
+
+
+def test_c2_the_doctor_looks_at_the_nodes_own_gpus_before_it_blames_the_container() -> None:
+    lost = {"smi": UNKNOWN.strip(), "smi-code": "255"}
+    here = says(lost)["driver"]
+    assert "the container has lost its access to the GPUs" in here.what and "the node's own lists 2" in here.evidence
+    assert here.mend == "ssh root@pve1 pct reboot 200"
+    both = says(lost, {**lost})["driver"]
+    assert "the node's own Failed to initialize NVML" in both.evidence and "pct reboot" not in both.mend
+
+
+def test_c3_the_doctor_names_both_versions_and_who_is_to_be_changed() -> None:
+    mismatch: dict[str, str | None] = {"smi": MISMATCH.strip(), "smi-code": "18"}
+    here = says(mismatch)["driver"]
+    assert "kernel module is 570.124.06" in here.what and "the library here is 570.195" in here.what
+    assert "NVIDIA-Linux-x86_64-570.124.06.run" in here.mend and "--no-kernel-modules" in here.mend
+    assert says(mismatch, {**mismatch})["driver"].mend.startswith("ssh root@pve1 reboot"), "the node is the one"
+
+
+def test_c6_the_doctor_sees_with_the_eyes_of_the_runs_user() -> None:
+    nobodys = "\n".join(f"crw-rw---- 1 nobody nogroup 195, {n} Nov 30 03:10 /dev/nvidia{n}" for n in (0, 1))
+    rest = "\n".join(f"crw-rw-rw- 1 root root 195, 9 Nov 30 03:10 /dev/{name}" for name in ("nvidiactl", "nvidia-uvm"))
+    closed = {f"opens /dev/nvidia{n}": f"/dev/nvidia{n} Permission denied" for n in (0, 1)}
+    found = says({"device": f"{nobodys}\n{rest}", **closed})
+    assert set(found) == {"devices"} and "train cannot open /dev/nvidia0" in found["devices"].what
+    assert "nobody is an id that the container does not map" in found["devices"].what
+    assert "mode 0660" in found["devices"].what and "nvidia-smi lists 2 GPUs" in found["devices"].evidence

@@ -207,6 +207,20 @@ def test_a_python_that_hangs_costs_its_own_limit_and_no_other_fact(tmp_path: Pat
     assert seen.number("python-code") == 137 and seen.place("workdir") is not None
 
 
+def test_what_was_told_before_something_hung_counts_and_what_hung_is_named(box: Specctl) -> None:
+    hangs = box.home / "python"
+    hangs.write_text("#!/bin/sh\nsleep 600\n")
+    hangs.chmod(0o755)
+    target(box, python=str(hangs))
+    done = box("doctor", "--quick", "--timeout", "4", "--json")
+    found = outcomes(done)
+    assert done.code == 1 and found["tmux"]["status"] == "ok", found
+    assert "hangs at the look at python" in found["python"]["what"] and "within 4 s" in found["python"]["what"]
+    assert found["workdir"]["status"] == "unknown" and "at python" in found["workdir"]["what"]
+    wrong = box("doctor", "--timeout", "soon")
+    assert wrong.code == 2 and "no number of seconds" in wrong.err
+
+
 def test_each_thing_that_is_missing_is_told_with_the_command_of_this_target(box: Specctl, sshd: LoopbackSshd) -> None:
     (box.home / "file").write_text("")
     target(box, python=str(box.home / "none"), workdir=f"{box.home}/file/w", gpus="[0, 7]")
@@ -218,7 +232,8 @@ def test_each_thing_that_is_missing_is_told_with_the_command_of_this_target(box:
     assert lines[at + 2].startswith("mend  there is Python 3.") and "set `python: /" in lines[at + 2]
     assert f"{box.home}/file is not a directory" in done.out and f"mv {box.home}/file {box.home}/file.away" in done.out
     assert "fail devices: /dev/nvidia0 is not there; /dev/nvidia7 is not there" in done.out
-    assert "mend  ssh node1 " in done.out
+    assert "mend  ssh -F" in done.out and " node1 " in done.out
+    assert "3 failures" in done.out, "that torch could not be asked follows from the first, and is not one more"
     assert "0 of 1 target without a failure." in done.out
 
 

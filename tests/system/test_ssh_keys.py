@@ -284,6 +284,16 @@ def security_key() -> bytes:
     return b"".join(struct.pack(">I", len(part)) + part for part in (kind, b"\1" * 32, b"ssh:"))
 
 
+def test_a_dsa_key_is_refused_by_name(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    key, parts = tmp_path / "id_dsa", (b"ssh-dss", b"\1" * 129, b"\1" * 21, b"\1" * 128, b"\1" * 128)
+    key.touch()
+    public = base64.b64encode(b"".join(struct.pack(">I", len(part)) + part for part in parts)).decode()
+    (tmp_path / "id_dsa.pub").write_text(f"ssh-dss {public} me\n")
+    sshd.ssh_config.write_text(sshd.ssh_options().replace(f"{sshd.root}/id\n", f"{key}\n"))
+    with pytest.raises(AuthError, match=rf"{key} is a DSA key"):
+        log_in(sshd)
+
+
 def test_a_security_key_is_refused_by_name_from_a_file_and_from_the_agent(sshd: LoopbackSshd, tmp_path: Path) -> None:
     key = tmp_path / "id_ed25519_sk"
     key.touch()
