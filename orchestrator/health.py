@@ -24,6 +24,7 @@ from orchestrator.model import (
     Verdict,
     Worker,
     age,
+    listed,
     ordinal,
     told,
 )
@@ -263,8 +264,11 @@ def _queued(look: _Look, claim: GpuClaim, stands: InLine) -> str:
     if stands.problem is not None:
         return f"in line for {claim.wish}, {since}; where it stands is not known: {stands.problem}{held_up}"
     behind = f"; next before it: run {stands.ahead[-1]}" if stands.ahead else ""
-    obstacles = told(stands.obstacles, look.now) or "free now, it is about to start"
-    return f"{ordinal(stands.position)} in line for {claim.wish}: {obstacles}{behind}; {since}{held_up}"
+    what = told(stands.obstacles, look.now) or "free now, it is about to start"
+    alike = len({(one.what, one.since) for one in stands.obstacles}) == 1 and len(stands.obstacles) == claim.count
+    if not alike or claim.count < len(claim.pool):
+        what = f"{claim.wish}: {what}"
+    return f"{ordinal(stands.position)} in line for {what}{behind}; {since}{held_up}"
 
 
 # --- alive ----------------------------------------------------------------------------------------------------------
@@ -338,7 +342,11 @@ def _notes(look: _Look) -> str:
     probe, summary = look.probe, look.summary
     notes = [f"{name} cannot be read" for name in probe.unreadable]
     if not probe.supervisor_alive and not notes:
-        notes.append("supervisor gone")
+        held = probe.gpu_claim.held if probe.gpu_claim else []
+        void = f", and with it its claim of {listed([one.number for one in held])}" if held else ""
+        notes.append(f"supervisor gone{void}")
+    if probe.gpus_lost:
+        notes.append(f"its claim of {listed(probe.gpus_lost)} is gone: somebody has removed its lock")
     if probe.supervisor_stopped is not None:
         notes.append(f"supervisor stopped (state T; there: kill -CONT {probe.supervisor_stopped})")
     if look.refuted is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from orchestrator.agent import claims, devices, files, locks, records, system
+from orchestrator.agent import claims, devices, files, gpu, locks, records, system
 from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.main import Call, Refusal
@@ -73,8 +73,9 @@ def wanted(wish: GpuWish, environ: Mapping[str, str]) -> list[Device]:
     if not known and not wish.must:
         return []
     if not known:
+        why = gpu.ask().why or "nvidia-smi -L lists no GPU there"
         raise Refusal(
-            "preflight", "nvidia-smi -L lists no GPU there, so that none can be claimed",
+            "preflight", f"{why}, so that none can be claimed",
             "look with nvidia-smi -L there, or launch without --gpus and --queue",
         )  # fmt: skip
     pool = devices.pool(wish, environ, known)
@@ -159,7 +160,7 @@ class Claiming:
                 due = asked_at is None or time.monotonic() - asked_at > RECHECK_S
                 if free and due:
                     used, asked_at = devices.used(claim.pool), time.monotonic()
-                if mine.number is None or (free and due):
+                if not mine.in_line or (free and due):
                     obstacles = mine.take(used, wait=True)
                     if not obstacles:
                         break

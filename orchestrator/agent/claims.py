@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from orchestrator.agent import devices, locks
+from orchestrator.agent import locks
 from orchestrator.model import Claimant, Device, GpuClaim, InLine, Misfit, Obstacle, from_json, to_json
 from orchestrator.record import record
 
@@ -88,7 +88,7 @@ class Claims:
                 return [Obstacle(gpu=one.number, what=f"out of reach: {self._turn_path} is not let go of")
                         for one in self.pool]  # fmt: skip
             tidy(self.folder)
-            if wait and self._ticket is not None and not locks.stands(self._ticket, self._path(self.number or 0)):
+            if not self.in_line:
                 self._leave()  # somebody has cleaned up: at the end of the line is better than nowhere
             before = ahead(line(self.folder), self.pool, self.number)
             obstacles = {one.uuid: obstacle(self.folder, one, used, before) for one in self.pool}
@@ -101,6 +101,11 @@ class Claims:
             return [one for one in obstacles.values() if one is not None] or [
                 Obstacle(gpu=one.number, what="just taken by somebody") for one in self.pool
             ]
+
+    @property
+    def in_line(self) -> bool:
+        """It has a place in line, and its ticket is where it counts."""
+        return self._ticket is not None and locks.stands(self._ticket, self._path(self.number or 0))
 
     def keep(self) -> None:
         """To be called now and then: a cleaner of old files must not take the claim for one."""
@@ -250,9 +255,17 @@ def obstacles(folder: str, pool: Sequence[Device], before: Sequence[Ticket], *, 
     Raises `OSError`."""
     found = [obstacle(folder, one, {}, before) for one in pool]
     if deep and None in found:
+        from orchestrator.agent import devices  # which a look at what is claimed need not pay for
+
         used = devices.used([one for one, why in zip(pool, found, strict=True) if why is None])
         found = [why or obstacle(folder, one, used, before) for one, why in zip(pool, found, strict=True)]
     return [one for one in found if one is not None]
+
+
+def lost(claim: GpuClaim, run_id: str) -> list[str]:
+    """The numbers of what a run has claimed, and has not locked any more: somebody has removed its files."""
+    found = {one.number: obstacle(claim.claims_dir, one, {}, ()) for one in claim.held}
+    return [number for number, why in found.items() if why is None or why.run_id != run_id]
 
 
 def stand(claim: GpuClaim, run_id: str) -> InLine:

@@ -214,11 +214,13 @@ def _one(
         for path, value in ((paths.supervisor, supervisor), (paths.exit, ended or records.exit_record(paths)))
         if value is None and os.path.lexists(path)
     ]
-    claim, in_line = records.gpu_claim(paths, spec.nonce), None
-    if claim is not None and claim.waiting and watcher is not None and supervisor and supervisor.program_pid is None:
-        from orchestrator.agent import claims  # which a look at a run that does not wait need not pay for
+    claim, in_line, lost = records.gpu_claim(paths, spec.nonce), None, list[str]()
+    if claim is not None and watcher is not None and supervisor and ended is None:
+        from orchestrator.agent import claims  # which a look at a run without a GPU need not pay for
 
-        in_line = claims.stand(claim, spec.run_id)
+        if claim.waiting and supervisor.program_pid is None:
+            in_line = claims.stand(claim, spec.run_id)
+        lost = claims.lost(claim, spec.run_id)
     beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True)
     program_exit = supervisor.program_exit if supervisor else None
     if program_exit is not None:
@@ -233,6 +235,7 @@ def _one(
         program=program, program_seen=bool(supervisor and supervisor.program_pid is not None), tree=tree, log=log,
         summary=merge(logs), foreign_logs=[one.foreign for one in logs if one.foreign is not None],
         heartbeat=beat, gpus_declared=records.gpu_numbers(spec, claim), in_line=in_line,
+        gpus_lost=lost,
         gpu_claim=None if claim is None else dataclasses.replace(
             claim, asked_at=claim.asked_at + set_by_s,
             queued_at=None if claim.queued_at is None else claim.queued_at + set_by_s,

@@ -6,7 +6,7 @@ otherwise. `names.py` is how things are called, `records.py` what was asked and 
 `logs.py` what was read out of the logs, `verdict.py` what may be said of it, `wire.py` how all of it travels.
 """
 
-from orchestrator.model.gpus import Claimant, Device, GpuClaim, GpuWish, InLine, Obstacle, age, ordinal, told
+from orchestrator.model.gpus import Claimant, Device, GpuClaim, GpuWish, InLine, Obstacle, age, listed, ordinal, told
 from orchestrator.model.logs import (
     EarlierFile,
     Finding,
@@ -40,7 +40,8 @@ __all__ = [
     "ExitRecord", "Finding", "FollowedLog", "ForeignLog", "GpuClaim", "GpuWish", "Heartbeat", "InLine", "LogFile",
     "LogSummary", "Misfit", "Moved", "Obstacle", "OpenFinding", "Probe", "Process", "ProgramExit", "RunPaths",
     "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord", "SupervisorRecord", "Verdict",
-    "WorkPaths", "Worker", "age", "from_json", "is_run_id", "make_run_id", "ordinal", "slugify", "to_json", "told",
+    "WorkPaths", "Worker", "age", "from_json", "is_run_id", "listed", "make_run_id", "ordinal", "slugify", "to_json",
+    "told",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1

@@ -223,6 +223,8 @@ class Probe:
     """/dev/nvidiaN that processes of this run hold open."""
     gpu_claim: GpuClaim | None = None
     """What it has asked for, and has got; whether it has it still, its living supervisor says."""
+    gpus_lost: list[str] = field(default_factory=list)
+    """Numbers of what it has claimed, whose lock is not there any more, or is another's."""
     in_line: InLine | None = None
     """Where it stands in line; None when it does not wait."""
     oom_kills: int = 0

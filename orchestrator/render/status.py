@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
 from orchestrator.health import age, headline
+from orchestrator.model import Probe
 from orchestrator.render.text import colour, line, named, number, one_line, shorten, table, unreachable, workers
 from orchestrator.resolve import Run
 from orchestrator.verbs.status import Result
@@ -140,4 +141,15 @@ def _gpus(console: Console, result: Result) -> None:
             said = f" GPU {gpu['index']} {gpu['name']}: {'-' if use is None else use} % busy, "
             said += f"{number(used, 0)} of {number(total, 0)} MiB"
             idle = ("  idle", "yellow") if use == 0 else ""
-            line(console, Text.assemble((view.target.name, "dim"), said, idle), first=0)
+            whose = "".join(f"  claimed by {run}" for run in _claimants(view.runs, gpu["index"]))
+            line(console, Text.assemble((view.target.name, "dim"), said, idle, whose), first=0)
+
+
+def _claimants(runs: Sequence[Probe], card: int) -> list[str]:
+    """The runs of this look that have the GPU, or a part of it, locked."""
+    return [
+        probe.run_id
+        for probe in runs
+        if probe.gpu_claim is not None and probe.supervisor_alive and probe.exit is None
+        and any(one.card == card and one.number not in probe.gpus_lost for one in probe.gpu_claim.held)
+    ]  # fmt: skip

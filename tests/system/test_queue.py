@@ -69,6 +69,9 @@ def box() -> Iterator[Box]:
 def test_a_second_launch_on_claimed_gpus_is_refused_by_the_name_of_who_has_them(box: Box) -> None:
     first = box.started(name="first")
     assert box.sees(first) == f"{ONE},{TWO}", "by UUID, and all that there are, since nothing was said"
+    assert sorted(path.name for path in box.claims.iterdir()) == sorted([f"{ONE}.lock", f"{TWO}.lock", "turn.lock"])
+    held = {path for pid in box.processes(first) for _, path in proc.open_paths(pid)}
+    assert held and not [path for path in held if path.startswith(str(box.claims))], "the lock is its supervisor's"
     done = box("launch", "local", *SLEEPS)
     assert done.code == 1 and f"GPU 0, 1 cannot be claimed: GPU 0, 1 held by run {first} of " in done.err, done.err
     assert "; nothing was started" in done.err and "--queue waits in line" in done.err
@@ -100,10 +103,11 @@ def test_a_queued_run_is_told_where_it_stands_and_starts_when_it_is_its_turn(box
     first = box.started(name="first")
     second, third = box.queued(name="second"), box.queued("--gpus", "GPU-58", name="third")
     row = box.status(third)
-    assert row["state"] == "QUEUED" and row["why"].startswith(f"2nd in line for GPU 1: GPU 1 held by run {first} of ")
+    assert row["state"] == "QUEUED" and row["why"].startswith(f"2nd in line for GPU 1 held by run {first} of ")
     assert f"next before it: run {second}; queued " in row["why"] and row["in_line"]["position"] == 2
-    for verb in (("status",), ("ls",), ("show", third)):
-        assert "QUEUED" in box(*verb).out
+    said = box("status").out
+    assert "QUEUED" in said and f"GPU 1 NVIDIA H200: 0 % busy, 3 of 143,771 MiB  idle  claimed by {first}" in said
+    assert "QUEUED" in box("ls").out and "QUEUED" in box("show", third).out
     logs = box("logs", third)
     assert logs.out == "" and "QUEUED (2nd in line" in logs.err and "its program has not started" in logs.err
     assert box("launch", "local", "--gpus", "GPU-58", *SLEEPS).code == 1
@@ -111,7 +115,7 @@ def test_a_queued_run_is_told_where_it_stands_and_starts_when_it_is_its_turn(box
     assert box("stop", first, "--now").code == 0
     assert box.running(second)["state"] in ("STARTING", "RUNNING") and box.sees(second) == f"{ONE},{TWO}"
     row = box.status(third)
-    assert row["state"] == "QUEUED" and f"1st in line for GPU 1: GPU 1 held by run {second}" in row["why"]
+    assert row["state"] == "QUEUED" and f"1st in line for GPU 1 held by run {second}" in row["why"]
     assert box("stop", second, "--now").code == 0
     told, _ = watch.communicate(timeout=60)
     assert f"waits in line for GPU 0, 1: GPU 0, 1 held by run {first}" in told and "has GPU 0, 1 after " in told, told
@@ -126,11 +130,14 @@ def test_a_run_that_is_stopped_in_line_is_stopped_and_makes_room(box: Box) -> No
     assert done.code == 0 and "STOPPED" in done.out and "while it waited in line for GPU 0, 1" in done.out, done
     row = box.status(second)
     assert row["state"] == "STOPPED" and "while it waited" in row["why"]
+    assert box("logs", second).out == "" and not box.processes(second)
     assert box.status(third)["in_line"]["position"] == 1
-    assert "step" not in box("logs", second).out and not box.processes(second)
-    assert box("stop", first, "--now").code == 0
-    box.running(third)
-    assert box.sees(third) == f"{ONE},{TWO}"
+    os.kill(pid := box.supervisor(third), signal.SIGSTOP)
+    poll_until(lambda: (found := proc.stat(pid)) is not None and found[0].stopped)
+    row = box.status(third)
+    assert row["state"] == "QUEUED" and f"its supervisor is stopped (state T; there: kill -CONT {pid})" in row["why"]
+    assert box("stop", third).code == 0, "a stop wakes it"
+    assert box.status(third)["state"] == "STOPPED" and box.processes(first)
 
 
 def test_who_dies_in_line_never_started_and_keeps_nobody_waiting(box: Box) -> None:
@@ -184,10 +191,14 @@ def test_memory_that_somebody_has_who_cannot_be_seen_is_a_neighbour(box: Box) ->
     assert box.sees(waits) == ONE
 
 
-def test_a_program_that_outlives_its_supervisor_is_seen_by_its_memory_alone(box: Box) -> None:
+def test_a_claim_that_is_gone_while_its_run_goes_on_is_told_and_its_memory_is_seen(box: Box) -> None:
     first = box.started("--gpus", "GPU-b4", name="first")
+    (lock := box.claims / f"{ONE}.lock").rename(box.home / "away")
+    assert "; its claim of GPU 0 is gone: somebody has removed its lock" in box.status(first)["why"]
+    (box.home / "away").rename(lock)
+    assert "is gone" not in box.status(first)["why"]
     os.kill(box.supervisor(first), signal.SIGKILL)
-    poll_until(lambda: "supervisor gone" in box.status(first)["why"])
+    poll_until(lambda: "supervisor gone, and with it its claim of GPU 0" in box.status(first)["why"])
     box.smi.uses(20480, 3)
     done = box("launch", "local", "--gpus", "GPU-b4", *SLEEPS)
     assert done.code == 1 and "GPU 0 used by " in done.err and "held by" not in done.err
@@ -202,22 +213,3 @@ def test_claims_that_cannot_be_kept_are_refused_before_anything_is_sent(box: Box
     assert box("launch", "local", *SLEEPS).code == 0, "where no GPU is, nothing is claimed"
     done = box("launch", "local", "--queue", *SLEEPS)
     assert done.code == 1 and "nvidia-smi -L lists no GPU there" in done.err
-
-
-def test_a_supervisor_that_is_stopped_in_line_is_named(box: Box) -> None:
-    box.started(name="first")
-    second = box.queued(name="second")
-    pid = box.supervisor(second)
-    os.kill(pid, signal.SIGSTOP)
-    poll_until(lambda: (found := proc.stat(pid)) is not None and found[0].stopped)
-    row = box.status(second)
-    assert row["state"] == "QUEUED" and f"its supervisor is stopped (state T; there: kill -CONT {pid})" in row["why"]
-    assert box("stop", second).code == 0, "a stop wakes it"
-    assert box.status(second)["state"] == "STOPPED"
-
-
-def test_locks_and_tickets_are_in_the_folder_that_hosts_yaml_names_and_no_program_inherits_one(box: Box) -> None:
-    first = box.started(name="first")
-    assert sorted(path.name for path in box.claims.iterdir()) == sorted([f"{ONE}.lock", f"{TWO}.lock", "turn.lock"])
-    held = {path for pid in box.processes(first) for _, path in proc.open_paths(pid)}
-    assert held and not [path for path in held if path.startswith(str(box.claims))]
