@@ -108,6 +108,17 @@ def test_a_claim_names_its_holder_and_is_void_the_moment_that_is_killed(
     assert in_the_way(folder) == []
 
 
+def test_the_name_that_a_dead_holder_has_left_is_not_its_successors(folder: Path) -> None:
+    old = claimant(folder, "old")
+    assert old.take({}, wait=False) == []
+    old.release()
+    fd = locks.open_shared(claims.lock_path(str(folder), ONE))
+    assert locks.take(fd, claims.HELD)
+    assert [one.what for one in in_the_way(folder)] == ["held by somebody who is just taking it"]
+    assert claims.lost(GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE], count=1, asked_at=0.0, held=[ONE]), "old")
+    os.close(fd)
+
+
 def test_a_child_of_the_holder_keeps_nothing(folder: Path) -> None:
     mine = claimant(folder, "first")
     assert mine.take({}, wait=False) == []
