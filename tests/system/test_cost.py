@@ -23,7 +23,7 @@ HEAVY = {
 }  # fmt: skip
 SCANNING = {f"orchestrator.logscan.{name}" for name in ("scanner", "grammar", "reader", "names", "templates")}
 PROBE = {
-    "orchestrator", "orchestrator.frames", "orchestrator.record", "orchestrator.errors",
+    "orchestrator", "orchestrator.frames", "orchestrator.record", "orchestrator.errors", "orchestrator.ailments",
     *(f"orchestrator.model{name}" for name in ("", ".gpus", ".logs", ".names", ".records", ".verdict", ".wire")),
     "orchestrator.agent",
     *(f"orchestrator.agent{name}" for name in (
