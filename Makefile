@@ -20,7 +20,7 @@ demo: $(VENV)/.trainer
 	$(VENV)/bin/specctl launch local --config configs/smollm2-cpu.yaml
 
 test: $(VENV)/.dev
-	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap sudo fish busybox
+	@scripts/need tmux git sshd lxc-start mmdebstrap newuidmap sudo fish busybox chromium
 	@$(VENV)/bin/python scripts/fetch_smollm2.py $(MODEL)
 	$(MAKE) --no-print-directory lint
 	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(TESTS) || scripts/again $$? $(VENV)/bin/python

@@ -1,4 +1,4 @@
-"""Writes the records of a trainer by itself, quickly: recorded.py STEPS [hostile|fails]."""
+"""Writes the records of a trainer by itself, quickly: recorded.py STEPS [hostile|fails|zero]."""
 
 import json
 import os
@@ -29,7 +29,7 @@ with open(f"{HOME}/metrics.jsonl", "a") as file:
         # One step in a thousand is an outlier, and there is a hole in the middle.
         if 0.45 < step / STEPS < 0.55:
             continue
-        loss = 50.0 if step % 1000 == 700 else 8 / (1 + step / 50) + (step % 7) / 10 - (HOW == "zero") * 1.0
+        loss = 50.0 if step % 1000 == 700 else 8 / (1 + step / 50) + (step % 7) / 10 - (HOW == "zero") * 6.0
         for worker in (None, *workers):
             row = {
                 "time": BEGAN + 2 + step / 10, "source": "trainer", "attempt": 1, "nonce": NONCE, "step": step,

@@ -41,7 +41,7 @@ class Chart {
     this.plot = holder.querySelector(".plot");
     this.readout = holder.querySelector(".readout");
     this.about = holder.querySelector(".about");
-    this.svg = element("svg", { tabindex: 0, role: "application", "aria-label": `curve of ${told.title}; arrows move` });
+    this.svg = element("svg", { tabindex: 0, role: "application" });
     this.plot.append(this.svg);
     gestures(this.svg, curves, () => [EDGE.left, this.width - EDGE.right], () => this.steps());
     this.svg.addEventListener("focus", () => this.readout.setAttribute("aria-live", "polite"));
@@ -63,6 +63,8 @@ class Chart {
     this.width = Math.max(this.plot.clientWidth, 200);
     const [width, height] = [this.width, HEIGHT];
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const ends = [curves.lo, curves.hi].map(how.x === "step" ? (value) => Math.round(value).toLocaleString("en") : duration);
+    this.svg.setAttribute("aria-label", `${this.told.title}, ${how.x} ${ends.join(" to ")}; arrows read, plus and minus zoom`);
     const x = (value) => EDGE.left + ((value - curves.lo) / (curves.hi - curves.lo)) * (width - EDGE.left - EDGE.right);
     const seen = this.shown.map((one) => this.part(one));
     const [low, high, dropped] = this.bounds(seen);

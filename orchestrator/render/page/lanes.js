@@ -10,8 +10,7 @@ class Lanes {
     this.plot = holder.querySelector(".plot");
     this.readout = holder.querySelector(".readout");
     this.view = new View();
-    const names = told.lanes.map((one) => one.name).join(", ");
-    this.svg = element("svg", { tabindex: 0, role: "application", "aria-label": `time lines of ${names}; arrows move` });
+    this.svg = element("svg", { tabindex: 0, role: "application" });
     this.plot.append(this.svg);
     gestures(this.svg, this.view, () => [SIDE, this.width - SIDE], () => this.moments);
     this.moments = [...new Set(told.lanes.flatMap((one) => [...one.parts.flatMap((part) => [part[0], part[1]]), ...one.marks.map((mark) => mark[0])]))].sort((a, b) => a - b);
@@ -26,6 +25,7 @@ class Lanes {
     const height = each * this.told.lanes.length + LANE.axis;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     const { lo, hi } = this.view;
+    this.svg.setAttribute("aria-label", `time lines, ${duration(lo)} to ${duration(hi)} after the launch; arrows read, plus and minus zoom`);
     const x = (at) => SIDE + ((at - lo) / (hi - lo)) * (this.width - 2 * SIDE);
     const drawn = [];
     const bottom = height - LANE.axis;
