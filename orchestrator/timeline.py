@@ -6,6 +6,7 @@ somebody wrote meanwhile. Everything else stays empty, since nothing was seen.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import field
@@ -72,9 +73,10 @@ class Timeline:
     lanes: list[Lane]
 
 
-def timeline(events: Sequence[Event], series: Sequence[Series], probe: Probe, verdict: Verdict, *, whole: bool
-             ) -> Timeline:  # fmt: skip
-    """`series`: of the run and of its workers, those of `SHARES` among them. `whole`: they were not read in parts."""
+def timeline(events: Sequence[Event], series: Sequence[Series], probe: Probe, verdict: Verdict, *, whole: bool,
+             unread: tuple[float, float] | None = None) -> Timeline:  # fmt: skip
+    """`series`: of the run and of its workers, those of `SHARES` among them. `whole`: they were not read in parts.
+    `unread`: from when to when there were events that are none of `events`."""
     events = sorted(events, key=lambda one: one.at)
     seen = [one.at for one in events] + [row.until for one in series for row in one.rows]
     since = min([probe.created_at, *seen])
@@ -89,7 +91,16 @@ def timeline(events: Sequence[Event], series: Sequence[Series], probe: Probe, ve
     for name in sorted(names, key=_natural):
         own = [one for one in events if str(one.fields.get("worker")) == name]
         lanes.append(_worker(name, own, [one for one in series if one.worker == name], until, whole=whole))
+    if unread is not None:
+        lanes = [dataclasses.replace(one, parts=[_told(part, unread) for part in one.parts]) for one in lanes]
     return Timeline(since=since, until=until, lanes=lanes)
+
+
+def _told(part: Part, unread: tuple[float, float]) -> Part:
+    """The part as far as its events tell: what began before the unread ones may have ended among them."""
+    if part.kind in ("shares", "step") or part.since > unread[0] or part.until <= unread[0]:
+        return part
+    return dataclasses.replace(part, until=unread[0])
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -105,10 +116,13 @@ def _run(events: Sequence[Event], series: Sequence[Series], until: float, names:
     parts = []
     started = next((one.at for one in events if one.event == "started"), None)
     rows = _rows([one for one in series if one.worker is None] or series)
-    before = min([at for at, _ in phases[:1]] + [row.at for row in rows[:1]], default=None)
-    if started is not None and before is not None and before > started:
-        parts.append(Part(since=started, until=before, kind="start", text="started; nothing was said yet"))
     ends = [one.at for one in events if one.event in ("ended", "program_ended")]
+    before = min([at for at, _ in phases[:1]] + [row.at for row in rows[:1]], default=None)
+    if started is not None and before is None:
+        said = "it ran; neither a phase nor a step was written down"
+        parts.append(Part(since=started, until=min(ends, default=until), kind="phase", text=said))
+    elif started is not None and before is not None and before > started:
+        parts.append(Part(since=started, until=before, kind="start", text="started; nothing was said yet"))
     for number, (at, phase) in enumerate(phases):
         later = [one for one, _ in phases[number + 1 : number + 2]]
         following = min(later + [end for end in ends if end >= at], default=until)

@@ -13,8 +13,9 @@ from orchestrator.agent.main import Call
 from orchestrator.model import to_json
 
 ROWS, MOST_ROWS = 512, 4096
-SLICES, SLICE_BYTES = 64, 1 << 20
-"""Of a metrics.jsonl that is longer than all of them together so many slices are read, evenly spread."""
+SLICES, SLICE_BYTES = 1024, 64 << 10
+"""Of a metrics.jsonl that is longer than all of them together so many slices are read, evenly spread: more than a
+series usually has rows, so that hardly one goes without."""
 ABOUT = frozenset({"time", "source", "attempt", "nonce", "step", "worker"})
 SUMMED = frozenset({"tok_s", "positions_s"})
 """Rates: a run's are those of all its workers together, where other figures are their mean."""
@@ -52,14 +53,16 @@ def read(path: str, nonce: str, metrics: list[str], *, workers: bool, at_most: i
         if not isinstance(row, dict) or row.get("nonce") != nonce or type(row.get("step")) is not int:
             continue
         step, worker, at = row["step"], row.get("worker"), _figure(row.get("time")) or 0.0
-        there.update(key for key, value in row.items() if key not in ABOUT and _figure(value) is not None)
-        for metric in metrics:
-            if (figure := _figure(row.get(metric))) is None:
+        for name, value in row.items():
+            if (name in there and name not in of_run) or name in ABOUT or (figure := _figure(value)) is None:
+                continue
+            there.add(name)
+            if name not in of_run:
                 continue
             if worker is None:
-                of_run[metric][step] = figure, at
+                of_run[name][step] = figure, at
             elif isinstance(worker, str):
-                of_workers.setdefault((metric, worker), {})[step] = figure, at
+                of_workers.setdefault((name, worker), {})[step] = figure, at
     series = []
     for metric, steps in of_run.items():
         steps = steps or _together([one for (name, _), one in of_workers.items() if name == metric], metric)
@@ -85,9 +88,9 @@ def _together(workers: list[Steps], metric: str) -> Steps:
 
 
 def _series(metric: str, worker: str | None, steps: Steps, at_most: int) -> dict[str, Any]:
-    width = 1
-    while len({step // width for step in steps}) > at_most:
-        width *= 2
+    width, numbers = 1, set(steps)
+    while len(numbers) > at_most:
+        width, numbers = 2 * width, {number // 2 for number in numbers}
     rows: dict[int, list[Any]] = {}
     for step, (figure, at) in sorted(steps.items()):
         row = rows.setdefault(step // width, [at, at, 0, 0.0, 0.0, figure, figure])

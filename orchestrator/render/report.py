@@ -62,6 +62,8 @@ def page(result: Result, *, program: str) -> str:
         runs=[_Run(page, number) for number, page in enumerate(result.pages)], unseen=result.unseen,
         pairs=[_Pair(pair, number) for number, pair in enumerate(result.pairs, 1)],
         kinds=[_Kind(kind, result) for kind in result.kinds], figures=_figures(result),
+        metrics=[FIGURES.get(name, name) for name in result.metrics],
+        others=sorted({name for _, drawn in _drawn(result) for name in drawn.there} - {*result.metrics, *SHARES}),
     ))  # fmt: skip
 
 

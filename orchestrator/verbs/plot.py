@@ -12,7 +12,7 @@ from orchestrator.crew import Crew
 from orchestrator.errors import NotFound
 from orchestrator.fleet import Fleet
 from orchestrator.model import Probe, Verdict
-from orchestrator.remote import understood
+from orchestrator.remote import QUICK_S, understood
 from orchestrator.resolve import Run, resolve
 from orchestrator.series import Series, gaps
 
@@ -95,10 +95,12 @@ def _one(fleet: Fleet, query: str | None, metrics: list[str], workers: bool) -> 
 
 
 def of_run(fleet: Fleet, run: Run, metrics: list[str], *, workers: bool, rows: int | None = None,
-           notes: Sequence[str] = ()) -> Drawn:  # fmt: skip
+           deadline_s: float = QUICK_S, notes: Sequence[str] = ()) -> Drawn:  # fmt: skip
     """`rows`: how many a series may have at most, if not as many as are usual."""
     target = run.target
-    frame = fleet.agent(target).call("curves", run_id=run.run_id, metrics=metrics, workers=workers, rows=rows)
+    frame = fleet.agent(target).call(
+        "curves", deadline_s=deadline_s, run_id=run.run_id, metrics=metrics, workers=workers, rows=rows
+    )
     answer = understood(_Answer, frame, target)
     return Drawn(
         target=target.name, probe=answer.probe, verdict=health.judge(answer.probe), series=answer.series,

@@ -26,6 +26,8 @@ METRICS = ("loss", "tok_s", "lr", "grad_norm", "mfu")
 """Figures that are shown if nobody asks for others."""
 ROWS = 1024
 """Of a series, however many steps there were: each row keeps the smallest and the largest figure of its steps."""
+CURVES_S = 120.0
+"""How long the reading of 64 MiB of them may take on a busy machine."""
 OLDEST, NEWEST = 1000, 4000
 """Events from the beginning and from the end of a run that are kept."""
 AT_ONCE = 8
@@ -116,8 +118,11 @@ def _page(fleet: Fleet, run: Run, metrics: Sequence[str]) -> Page:
     elif isinstance(drawn, SpecctlError):
         lanes = drawn
     else:
-        kept, left_out = events
-        lanes = timeline(kept, drawn.series, drawn.probe, drawn.verdict, whole=drawn.whole)
+        oldest, newest, left_out = events
+        unread = (oldest[-1].at, newest[0].at) if left_out else None
+        lanes = timeline(
+            [*oldest, *newest], drawn.series, drawn.probe, drawn.verdict, whole=drawn.whole, unread=unread
+        )  # fmt: skip
     return Page(
         run=run, shown=_try(lambda: show.of_run(fleet, run, events=0, diff=True)), drawn=drawn, timeline=lanes,
         events_left_out=left_out, searched=searched,
@@ -127,7 +132,7 @@ def _page(fleet: Fleet, run: Run, metrics: Sequence[str]) -> Page:
 
 def _curves(fleet: Fleet, run: Run, metrics: list[str]) -> plot.Drawn:
     refuse_damaged(run)
-    return plot.of_run(fleet, run, metrics, workers=True, rows=ROWS)
+    return plot.of_run(fleet, run, metrics, workers=True, rows=ROWS, deadline_s=CURVES_S)
 
 
 def _pair(fleet: Fleet, a: Page, b: Page) -> Pair:
@@ -146,8 +151,8 @@ def _try(read: Callable[[], T]) -> T | SpecctlError:
         return error
 
 
-def _events(fleet: Fleet, run: Run) -> tuple[list[Event], int]:
-    """(the events of the run, how many in the middle were left out)."""
+def _events(fleet: Fleet, run: Run) -> tuple[list[Event], list[Event], int]:
+    """(the oldest events of the run, the newest, how many between them were left out)."""
     refuse_damaged(run)
     oldest: list[Event] = []
     newest: deque[Event] = deque(maxlen=NEWEST)
@@ -157,7 +162,7 @@ def _events(fleet: Fleet, run: Run) -> tuple[list[Event], int]:
     ) as frames:
         for frame in frames:
             if frame.get("final"):
-                return [*oldest, *newest], total - len(oldest) - len(newest)
+                return oldest, list(newest), total - len(oldest) - len(newest)
             if "event" in frame:
                 one = understood(Event, {key: frame[key] for key in ("at", "event", "fields")}, run.target)
                 oldest.append(one) if len(oldest) < OLDEST else newest.append(one)

@@ -32,7 +32,8 @@ def shares(worker: str, times: Sequence[float], busy: Sequence[float]) -> list[S
 
 
 def seen(events: Sequence[Event], *found: Series, ended_at: float | None = None, observed_at: float = 100.0,
-         state: Any = "RUNNING", workers: Sequence[str] = (), whole: bool = True) -> Timeline:  # fmt: skip
+         state: Any = "RUNNING", workers: Sequence[str] = (), whole: bool = True,
+         unread: tuple[float, float] | None = None) -> Timeline:  # fmt: skip
     probe = Probe(
         run_id="r", attempt=1, nonce="n", observed_at=observed_at, created_at=0.0, target="t", owner="o", note="",
         argv=[], exit=None if ended_at is None else ExitRecord(at=ended_at, code=1), stop=None, same_boot=True,
@@ -40,7 +41,7 @@ def seen(events: Sequence[Event], *found: Series, ended_at: float | None = None,
         log=LogFile(path="l", size=0, modified_at=0.0, verified=True),
     )  # fmt: skip
     verdict = Verdict(state=state, why="", observed_at=observed_at, workers=[Worker(name=name) for name in workers])
-    return timeline(events, found, probe, verdict, whole=whole)
+    return timeline(events, found, probe, verdict, whole=whole, unread=unread)
 
 
 def parts(lane: Lane) -> list[tuple[str, float, float]]:
@@ -127,6 +128,22 @@ def test_a_worker_that_nothing_was_written_down_of_has_an_empty_lane() -> None:
     assert [(one.name, one.parts, one.marks) for one in lines.lanes] == [
         (None, [], []), ("drafter-2", [], []), ("drafter-10", [], []),
     ]  # fmt: skip
+
+
+def test_what_began_before_events_that_were_not_read_is_known_only_up_to_them() -> None:
+    events = [
+        event(2, "phase", phase="train"), event(3, "phase", phase="checkpoint"), event(3, "worker_down", worker="w"),
+        event(80, "phase", phase="train"),
+    ]  # fmt: skip
+    lines = seen(events, workers=["w"], unread=(4, 80))
+    assert parts(lane(lines, None)) == [("train", 2, 3), ("save", 3, 4), ("train", 80, 100)]
+    assert parts(lane(lines, "w")) == [("dead", 3, 4)]
+
+
+def test_a_run_that_said_nothing_is_known_to_have_run() -> None:
+    lines = seen([event(1, "started"), event(4, "program_ended", code=3)], ended_at=5, state="FAILED")
+    assert parts(lane(lines, None)) == [("phase", 1, 4)]
+    assert "neither a phase nor a step" in lane(lines, None).parts[0].text
 
 
 def test_an_exception_that_is_nobodys_is_the_runs() -> None:

@@ -104,7 +104,13 @@ class Lanes {
   }
 
   marks(lane, x, top) {
-    return lane.marks.filter(([at]) => at >= this.view.lo && at <= this.view.hi).map(([at, kind, text]) => {
+    const before = {}; // one of a kind stands for those that would cover it
+    const shown = lane.marks.filter(([at, kind]) => {
+      if (at < this.view.lo || at > this.view.hi || x(at) - (before[kind] ?? -9) < 5) return false;
+      before[kind] = x(at);
+      return true;
+    });
+    return shown.map(([at, kind, text]) => {
       const [place, middle] = [x(at), top + LANE.bar / 2];
       const shape = kind === "exception" ? `M${place} ${top + 1}l8 16h-16z` : `M${place} ${middle - 6}l5 6l-5 6l-5 -6z`;
       return element("path", { class: kind, d: shape, stroke: "var(--panel)" }, element("title", {}, text));
