@@ -1,8 +1,9 @@
-"""Makes the README's pictures: a real launch of the demo configuration and a real status, as rich draws them.
+"""Makes the pictures of README and docs from real runs: launches of the demo configuration and of failing programs as
+rich draws them, and then the story of docs/did-it-work.md, typed into a terminal.
 
     python scripts/pictures.py docs/pictures
 
-It launches on `local` with a workdir and an index of its own, and stops what it launched.
+It launches on this machine with a workdir and an index of its own, and stops what it launched.
 """
 
 from __future__ import annotations
@@ -11,13 +12,24 @@ import dataclasses
 import io
 import os
 import re
+import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.lab.typed import BLOCK, commands  # noqa: E402
+from tests.terminal import Typed  # noqa: E402
 
 WIDTH, STATUS_WIDTH, DOCTOR_WIDTH = 118, 132, 136
+MOVES = re.compile(r"\x1b(?:\[[0-9;?>]*[A-Za-ln-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>78])")
+"""What a terminal is told beside colours."""
 LAUNCH = "specctl launch local --config configs/smollm2-cpu.yaml"
 
 
@@ -135,6 +147,49 @@ def picture_of_doctor(folder: Path) -> None:
         print(f"no picture of the doctor: {error}", file=sys.stderr)
 
 
+def story(folder: Path) -> None:
+    """The launches of docs/did-it-work.md, in the order of the page, and then what each verb shows of them."""
+    page = (ROOT / "docs" / "did-it-work.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as home:
+        project = Path(home) / "project"
+        project.mkdir()
+        hosts = f"targets: {{gpu1: {{workdir: {home}/w, python: {sys.executable}}}}}\n"
+        (Path(home) / "hosts.yaml").write_text(hosts)
+        environ = {
+            **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")},
+            "XDG_STATE_HOME": f"{home}/state", "SPECCTL_INVENTORY": f"{home}/hosts.yaml", "PYTHONPATH": str(ROOT),
+            "TERM": "xterm-256color", "COLORTERM": "truecolor",
+        }  # fmt: skip
+        specctl = [sys.executable, "-m", "orchestrator"]
+
+        def typed(command: str, name: str, *, columns: int, rows: int) -> None:
+            terminal = Typed([*specctl, *shlex.split(command)[1:]], cwd=project, environ=environ, columns=columns,
+                             rows=rows)  # fmt: skip
+            terminal.end()
+            picture = recorder(command, columns)
+            shown = MOVES.sub("", terminal.seen.decode()).replace("\r", "")
+            picture.print(Text.from_ansi(shown.rstrip("\n")), soft_wrap=True)
+            save(picture, folder / f"{name}.svg", command)
+
+        for kind, what, language, text in BLOCK.findall(page):
+            if kind == "file":
+                (project / what).write_text(text)
+            elif language == "console":
+                for command in commands(text):
+                    words = shlex.split(command.typed)
+                    if words[1] == "launch" or "-f" in words:
+                        subprocess.run([*specctl, *words[1:]], cwd=project, env=environ, check=False)
+                    elif words[1] == "diff":
+                        typed(command.typed, "diff", columns=92, rows=40)
+        typed("specctl compare run-6 run-7", "compare-7", columns=80, rows=24)
+        typed("specctl compare run-6 run-8", "compare", columns=80, rows=24)
+        typed("specctl errors", "errors", columns=152, rows=30)
+        typed("specctl watch run-8", "watch", columns=142, rows=24)
+        typed("specctl plot run-6 run-8 run-9", "plot", columns=100, rows=40)
+        picture = ["plot", "run-6", "run-8", "run-9", "--workers", "--png", str(folder.resolve() / "plot.png")]
+        subprocess.run([*specctl, *picture], cwd=project, env=environ, check=True)
+
+
 def save(console: Console, path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     svg = console.export_svg(title=title)
@@ -146,4 +201,6 @@ def save(console: Console, path: Path, title: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures"))
+    to = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
+    main(to)
+    story(to)

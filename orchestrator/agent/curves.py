@@ -78,10 +78,18 @@ def _figure(value: Any) -> float | None:
 
 
 def _together(workers: list[Steps], metric: str) -> Steps:
-    """The run's steps, of a program that speaks of its workers only."""
+    """The run's steps, of a program that speaks of its workers only. A worker without a line of a step between
+    others of its own, or the one that it takes next, has not stood still there: its rate counts as it was."""
     steps: Steps = {}
-    for step in {step for one in workers for step in one}:
-        figures = [one[step] for one in workers if step in one]
+    rates: dict[int, tuple[float, float]] = {}
+    ends = [max(one, default=0) for one in workers]
+    ends = [end + (end == max(ends) - 1) for end in ends]
+    for step in sorted({step for one in workers for step in one}):
+        here = {number: one[step] for number, one in enumerate(workers) if step in one}
+        rates.update(here)
+        if metric in SUMMED:
+            here = {number: rate for number, rate in rates.items() if number in here or step <= ends[number]}
+        figures = list(here.values())
         total = sum(figure for figure, _ in figures)
         steps[step] = (total if metric in SUMMED else total / len(figures)), max(at for _, at in figures)
     return steps

@@ -166,7 +166,8 @@ def _training(console: Console, result: Result, room: Room) -> None:
     for metric, found in result.training.items():
         for one in found:
             figures = _figure(one.a, DIGITS.get(metric, 2)), _figure(one.b, DIGITS.get(metric, 2))
-            rows.setdefault(f"  {one.first:,}-{one.last:,}", {})[metric] = figures
+            steps = f"{one.first:,}" if one.first == one.last else f"{one.first:,}-{one.last:,}"
+            rows.setdefault(f"  {steps}", {})[metric] = figures
     names = [NAMES.get(metric, metric) for metric in result.training]
     heads = ["  steps", *(f">{name} {side}" for name in names for side in "AB"), ""]
     cells = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 
+from orchestrator.agent import curves
 from orchestrator.series import Row, Series, Sums, stretches
 
 
@@ -43,3 +46,22 @@ def test_stretches_are_of_steps_that_both_have_taken(one: tuple[int, int], other
 
 def test_runs_that_have_no_step_in_common_are_compared_over_none() -> None:
     assert stretches(series(1, 10, 1.0), series(1, 30, 1.0, first=15)) == []
+
+
+def test_a_line_of_a_worker_that_was_not_kept_is_no_fall_of_the_runs_rate(tmp_path: Path) -> None:
+    lines = {
+        "drafter-0": [1, 2, 3, 4, 5, 6, 7, 8], "drafter-1": [1, 2, 4, 5, 6, 7], "drafter-2": [1, 2, 3],
+    }  # fmt: skip
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"time": 1.0, "nonce": "n", "step": step, "worker": worker, "tok_s": 100.0 + step, "loss": 1.0}
+        for worker, steps in lines.items()
+        for step in steps
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = curves.read(str(path), "n", ["tok_s", "loss"], workers=False)
+    rate, loss = ({row["number"]: row["sums"]["total"] for row in one["rows"]} for one in told["series"])
+    assert rate[3] == 103 + 102 + 103, "drafter-1's line of step 3 was not kept"
+    assert rate[4] == 208 and rate[7] == 214, "drafter-2 had died"
+    assert rate[8] == 108 + 107, "drafter-1 has not come to step 8 yet"
+    assert set(loss.values()) == {1.0}
