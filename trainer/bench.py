@@ -112,7 +112,7 @@ def _cut_short(config: Config, folder: Path, *, steps: int) -> Config:
     }  # fmt: skip
     return config.model_copy(update={
         **caches, "steps": steps, "output_dir": str(folder), "checkpoint_every": steps, "log_every": 1,
-        "resume": "never", "tracking": TrackingConfig(tensorboard=False),
+        "resume": "never", "evaluate_every": None, "tracking": TrackingConfig(tensorboard=False),
     })  # fmt: skip
 
 

@@ -148,6 +148,20 @@ class DataConfig(Model):
         return self
 
 
+class EvaluationConfig(Model):
+    """Decoding with the drafter in the midst of its training; see `evaluate_every`."""
+
+    paths: list[Str] = Field(default_factory=list)
+    """Held-out data, of the same kind as the training's: prompts are what stands before an answer, or how a text
+    begins. Left out, the beginning of what is trained on, of which a drafter knows more than it will of other texts."""
+    prompts: Count = 8
+    """That are decoded side by side; their memory is taken for the whole run."""
+    prompt_tokens: Count = 256
+    """Of a prompt at most; longer ones are left out."""
+    max_tokens: Count = 64
+    """Written behind each."""
+
+
 class DrafterConfig(Model):
     layers: Count
     """Of the drafter; its hidden size is the target's."""
@@ -272,7 +286,7 @@ class WatchdogConfig(Model):
     """Seconds for which no step may end without a word."""
     factor: Positive = 20.0
     """Too long: longer than `least_s` and than so many median steps; ten times `least_s` for the first step, and five
-    times as long for a checkpoint."""
+    times as long for a checkpoint or an evaluation."""
 
 
 class WandbConfig(Model):
@@ -322,6 +336,12 @@ class Config(Model):
     is there."""
     log_every: Count = 1
     """Steps between two that are printed and recorded; those with a checkpoint are besides."""
+    evaluate_every: Count | None = None
+    """Steps between two evaluations, in which the drafter's own target decodes some prompts with it while the training
+    waits: the acceptance length tau stands in the step line, the records and the trackers of such a step. Left out:
+    none."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """What is decoded then."""
     sync: Literal["grads", "params"] = "grads"
     """grads: the replicas add up their gradients in every step, which makes one step of all. params: each steps on its
     own share, and every `sync_every` steps weights and moments are averaged."""
@@ -396,6 +416,7 @@ class Config(Model):
         """Each path that is read, by its key, what the model has to have, the devices, and the extras.
         `output_dir` is made."""
         files = {f"data.paths[{index}]": path for index, path in enumerate(self.data.paths)}
+        files |= {f"evaluation.paths[{index}]": path for index, path in enumerate(self.evaluation.paths)}
         wanted = {
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
             "captured_layers": self.target.captured_layers, "data_kind": self.data.kind,
@@ -408,8 +429,9 @@ class Config(Model):
     def _extras(self) -> list[str]:
         """The extras of this package that the run needs besides `trainer`."""
         needed = {
-            "data": any(map(source_files.may_need_pyarrow, self.data.paths)), "wandb": self.tracking.wandb is not None,
-            "trackio": self.tracking.trackio is not None, "liger": self.loss.kernel == "liger",
+            "data": any(map(source_files.may_need_pyarrow, [*self.data.paths, *self.evaluation.paths])),
+            "wandb": self.tracking.wandb is not None, "trackio": self.tracking.trackio is not None,
+            "liger": self.loss.kernel == "liger",
         }  # fmt: skip
         return [name for name, wanted in needed.items() if wanted]
 

@@ -28,9 +28,9 @@ from trainer.replica import Replica
 from trainer.report.reporter import Reporter
 
 CHANGES_NOTHING = {
-    "output_dir", "resume", "keep_checkpoints", "log_every", "replica_check_every", "on_worker_death", "on_nonfinite",
-    "max_skipped", "watchdog", "tracking", "peak_tflops", "queue_depth", "cuda_graphs", "compile_cache", "target.path",
-    "data", "requirements", "patterns",
+    "output_dir", "resume", "keep_checkpoints", "log_every", "evaluate_every", "evaluation", "replica_check_every",
+    "on_worker_death", "on_nonfinite", "max_skipped", "watchdog", "tracking", "peak_tflops", "queue_depth",
+    "cuda_graphs", "compile_cache", "target.path", "data", "requirements", "patterns",
 }  # fmt: skip
 """Keys, or sections, that a resume may change without a word: no bit of what is trained depends on them."""
 

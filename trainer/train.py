@@ -24,6 +24,8 @@ from trainer.clock import Timer
 from trainer.config import Config, expand_path
 from trainer.data.order import Cursor
 from trainer.data.rows import Rows, load_rows
+from trainer.decode.acceptance import Acceptance
+from trainer.decode.in_training import evaluations_for
 from trainer.feed import Feed
 from trainer.micro_batch import MicroBatch
 from trainer.model.drafter import DrafterShape
@@ -97,6 +99,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
 
     reporter.phase("compile_warmup")
     training.warmup.compile()
+    if training.evaluations is not None:
+        training.evaluations.get_ready()
     training.get_ready()
     return training
 
@@ -133,6 +137,9 @@ class Training:
         self.cursor = Cursor()
         self.tally = Tally(config, self.targets, self.members)
         self._begun: dict[int, Share] = {}
+        self.evaluations = evaluations_for(config, reporter, targets[0], shape)
+        self._accepted: dict[int, Acceptance] = {}
+        """By step that has been evaluated and not judged."""
         self._unjudged: list[Step] = []
         """Begun, in order; at most this step and the one before."""
 
@@ -240,12 +247,22 @@ class Training:
             if (last := self.rhythm.stop_after(step)) > step:
                 self.reporter.say(f"stops after step={last}, where the drafters agree on their weights")
         saving = self.rhythm.saves_after(step)
-        while self._unjudged and (saving or len(self._unjudged) > 1 or self._unjudged[0].arrived):
-            self._judge(self._unjudged.pop(0), log=saving)
+        evaluating = self.evaluations is not None and self.evaluations.due_after(step)
+        if evaluating:
+            self._evaluate(step)
+        log = saving or evaluating
+        while self._unjudged and (log or len(self._unjudged) > 1 or self._unjudged[0].arrived):
+            self._judge(self._unjudged.pop(0), log=log)
         if saving and self._begun[self.leader].figures.hash is None:
             self._see_that_all_agree(step)
         if saving:
             self._save()
+
+    def _evaluate(self, step: int) -> None:
+        assert self.evaluations is not None
+        started = time.monotonic()
+        self._accepted[step] = self.evaluations.evaluate(self.members[self.leader], step=step)
+        self.tally.decay.paused(time.monotonic() - started)
 
     def _see_that_all_agree(self, step: int) -> None:
         """For a checkpoint that nobody knew of when the step began."""
@@ -264,7 +281,10 @@ class Training:
         change = self.tally.add(step, now)
         self.watchdog.stepped(now)
         if log or step.number % self.config.log_every == 0:
-            self.reporter.step(self.tally.of(step, now, lost=self.lost, skipped=self.refusals.count))
+            accepted = self._accepted.pop(step.number, None)
+            self.reporter.step(
+                self.tally.of(step, now, lost=self.lost, skipped=self.refusals.count, accepted=accepted)
+            )  # fmt: skip
         if change:
             self.reporter.speed(step.number, change)
         self.reporter.advanced(step.number)
@@ -296,7 +316,8 @@ class Training:
 
     def _watch(self, crew: Crew) -> None:
         """If no step ends for too long: say what every thread does, and end the run if it is to be."""
-        what = self.watchdog.look(time.monotonic(), checkpointing=self.reporter.is_checkpointing)
+        away = self.reporter.is_checkpointing or self.reporter.heartbeat.phase == "evaluate"
+        what = self.watchdog.look(time.monotonic(), away=away)
         if what is None or crew.failed is not None:
             return
         workers = list(crew.workers.values())

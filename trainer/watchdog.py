@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from trainer.config import WatchdogConfig
 from trainer.pipeline import Worker
 
-FIRST_FACTOR, CHECKPOINT_FACTOR = 10.0, 5.0
+FIRST_FACTOR, AWAY_FACTOR = 10.0, 5.0
 LONGEST_LOOK_S = 2.0
 """More than that between two looks is time in which this process did not run."""
 STEPS_KEPT = 101
@@ -50,23 +50,23 @@ class Watchdog:
         """The run begins anew from where it is."""
         self._stepped_at, self._quiet_s, self._reported = None, 0.0, False
 
-    def limit_s(self, *, checkpointing: bool) -> float:
-        """How long may no step end?"""
+    def limit_s(self, *, away: bool) -> float:
+        """How long may no step end? `away`: a checkpoint is being written, or the drafter evaluated."""
         if self._stepped_at is None:
             limit_s = FIRST_FACTOR * self.config.least_s
         else:
             # A copy: a worker may be adding to it.
             median_s = statistics.median(list(self._intervals_s) or [0.0])
             limit_s = max(self.config.least_s, self.config.factor * median_s)
-        return CHECKPOINT_FACTOR * limit_s if checkpointing else limit_s
+        return AWAY_FACTOR * limit_s if away else limit_s
 
-    def look(self, now: float, *, checkpointing: bool) -> str | None:
+    def look(self, now: float, *, away: bool) -> str | None:
         """How long has no step ended, if that is too long and has not been told yet?"""
         self._quiet_s += min(now - self._looked_at, LONGEST_LOOK_S)
         self._looked_at = now
         if self.config.action == "off" or self._reported or self._quiet_s <= self.config.least_s:
             return None
-        limit_s = self.limit_s(checkpointing=checkpointing)
+        limit_s = self.limit_s(away=away)
         if self._quiet_s <= limit_s:
             return None
         self._reported = True

@@ -390,3 +390,9 @@ def test_what_a_user_can_get_wrong_is_one_line_with_exit_code_2(
         done = trainer(*arguments)
         assert (done.code, done.out) == (2, "") and said in done.err, done
         assert done.err.count("\n") == 1
+
+
+def test_what_the_target_has_no_positions_for_is_refused(trained: Loaded) -> None:
+    generate(trained.target, trained.block_drafter, [[1] * 100], max_tokens=256 - 100 - 5)
+    with pytest.raises(ConfigError, match="256 positions"):
+        generate(trained.target, trained.block_drafter, [[1] * 100], max_tokens=256 - 100 - 4)

@@ -223,21 +223,21 @@ def test_a_worker_that_hangs_is_named_with_every_threads_stack_and_ends_the_run(
 
 
 def test_the_watchdog_knows_slow_steps_checkpoints_and_a_process_that_was_frozen() -> None:
-    def quiet(dog: Watchdog, seconds: float, start: float, *, checkpointing: bool = False) -> str | None:
-        told = [dog.look(start + second, checkpointing=checkpointing) for second in range(1, round(seconds) + 1)]
+    def quiet(dog: Watchdog, seconds: float, start: float, *, away: bool = False) -> str | None:
+        told = [dog.look(start + second, away=away) for second in range(1, round(seconds) + 1)]
         return next((one for one in told if one), None)
 
     dog = Watchdog(WatchdogConfig(), now=0.0)
     assert quiet(dog, 599, 0.0) is None, "the first step takes what is not compiled yet, and has no median"
     for step in range(10):
         dog.stepped(1000.0 + 5 * step)
-    assert dog.limit_s(checkpointing=False) == 100.0
+    assert dog.limit_s(away=False) == 100.0
     assert quiet(dog, 99, 1045.0) is None
     dog.stepped(1145.0)
-    assert quiet(dog, 499, 1145.0, checkpointing=True) is None
+    assert quiet(dog, 499, 1145.0, away=True) is None
     dog.stepped(1650.0)
-    assert dog.look(1651.0, checkpointing=False) is None
-    assert dog.look(99999.0, checkpointing=False) is None, "it was frozen, not hanging"
+    assert dog.look(1651.0, away=False) is None
+    assert dog.look(99999.0, away=False) is None, "it was frozen, not hanging"
     said = quiet(dog, 101, 99999.0)
     assert said is not None and said.startswith("no step for 10") and said.endswith("(limit 100.0 s)")
     assert quiet(dog, 500, 100_200.0) is None, "told once"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.decode.memory import Memory, attend_grouped
+from trainer.decode.memory import Memory, attend_grouped, bias
 from trainer.model.drafter import Drafter, FrozenEnds
 
 
@@ -53,15 +53,16 @@ class Drafting:
         before_BL = torch.arange(length, device=anchors_B.device) < anchors_B[:, None]
         seen_BL = torch.cat((before_BL, before_BL.new_ones(len(before_BL), self.block_size)), dim=1)
         seen_B1KL = seen_BL[:, None, None].expand(-1, -1, self.block_size, -1)
+        added = bias(seen_B1KL, sharing=drafter.shape.heads // drafter.shape.kv_heads, dtype=slots_BKH.dtype)
         for number, layer in enumerate(drafter.layers):
-            slots_BKH = layer(slots_BKH, slots_BKH[:, :0], rope, self._attend(number, length), seen_B1KL)
+            slots_BKH = layer(slots_BKH, slots_BKH[:, :0], rope, self._attend(number, length), added)
         return F.linear(drafter.norm(slots_BKH[:, 1:]), ends.head_VH)
 
     def _attend(self, layer: int, length: int) -> Any:
         keys, values = (kept[layer, :, :, :length] for kept in (self.memory.keys, self.memory.values))
 
-        def attend(query_BHKD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, seen_B1KL: Tensor) -> Tensor:
+        def attend(query_BHKD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, added: Tensor) -> Tensor:
             key, value = torch.cat((keys, key_BGKD), dim=2), torch.cat((values, value_BGKD), dim=2)
-            return attend_grouped(query_BHKD, key, value, seen_B1KL)
+            return attend_grouped(query_BHKD, key, value, added)
 
         return attend

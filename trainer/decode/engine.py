@@ -74,20 +74,31 @@ class Engine:
                 " which decoding here does not do"
             )
         self.target, self.rows = target, rows
-        self.capacity = capacity = -(-capacity // ALIGN) * ALIGN
+        config = target.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None) or capacity + ALIGN
+        if capacity > limit:
+            raise ConfigError(
+                f"prompt, tokens to write and a block are {capacity} tokens together, and the target knows {limit}"
+                " positions; ask for fewer tokens, or shorter prompts"
+            )
+        self.capacity = capacity = min(-(-capacity // ALIGN) * ALIGN, limit)
         self.sampling = sampling or Sampling()
         self.block_size = block_drafter.block_size if block_drafter else 1
-        device, config = target.device, target.model.config.get_text_config()
-        heads = config.num_attention_heads
-        self._memory = Memory(
-            layers=len(decoder_layers(target.model)), rows=rows, capacity=capacity, device=device,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads, dtype=target.model.dtype,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        )  # fmt: skip
-        self._drafting = block_drafter and Drafting(
-            block_drafter.drafter, block_drafter.ends, block_size=self.block_size,
-            mask_token_id=block_drafter.mask_token_id, rows=rows, capacity=capacity,
-        )  # fmt: skip
+        device, heads = target.device, config.num_attention_heads
+        try:
+            self._memory = Memory(
+                layers=len(decoder_layers(target.model)), rows=rows, capacity=capacity, device=device,
+                kv_heads=getattr(config, "num_key_value_heads", None) or heads, dtype=target.model.dtype,
+                head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            )  # fmt: skip
+            self._drafting = block_drafter and Drafting(
+                block_drafter.drafter, block_drafter.ends, block_size=self.block_size,
+                mask_token_id=block_drafter.mask_token_id, rows=rows, capacity=capacity,
+            )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                f"{device} has no room for {rows} rows of {capacity} tokens each; decode fewer at once, or fewer tokens"
+            ) from None
         # Room behind the last block, where rows that are done go on writing.
         self._ids_BC = torch.zeros(rows, capacity + self.block_size, dtype=torch.long, device=device)
         self._anchors_B, self._last_B, self._rounds_B = torch.zeros(3, rows, dtype=torch.long, device=device).unbind()
@@ -128,7 +139,7 @@ class Engine:
             return None
         try:
             for length in self.lengths:
-                with self._on_device():
+                with self.stream():
                     # Libraries make their workspaces at the first call; rows that are done stay as they are.
                     self._work(length)
                     self._graphs.record(length, {}, lambda _inputs, length=length: self._work(length))
@@ -138,7 +149,8 @@ class Engine:
             return (str(error).strip() or repr(error)).splitlines()[0]
         return None
 
-    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """What is done with what the rounds read belongs inside: their own stream, where there are streams."""
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     # --- prompts ---
@@ -155,7 +167,7 @@ class Engine:
         ids = torch.zeros(len(rows), min(padded, self.capacity), dtype=torch.long)
         for place, prompt in enumerate(prompts):
             ids[place, : len(prompt)] = torch.tensor(prompt)
-        with self._on_device():
+        with self.stream():
             ids_BT, rows_B = bring(ids, device), bring(torch.tensor(rows), device)
             lengths = [len(prompt) for prompt in prompts]
             lengths_B = bring(torch.tensor(lengths), device)
@@ -206,7 +218,7 @@ class Engine:
         """One round of all rows, of which `active` are not done; waits until it is through."""
         needed = max(self._anchors[row] for row in active) + self.block_size
         length = next(length for length in self.lengths if length >= needed)
-        with self._on_device():
+        with self.stream():
             if self._graphs is not None and length in self._graphs:
                 made_Bn = self._graphs.launch(length, {})
             else:

@@ -26,10 +26,6 @@ class Memory:
         # Zeros, since what is hidden is still multiplied, and nothing times nan would be nan.
         self.keys, self.values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
 
-    @property
-    def size_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
     def write(self, layer: int, key_BGTD: Tensor, value_BGTD: Tensor, positions_BT: Tensor) -> None:
         """Of all rows, at a position of its own for each token."""
         where = positions_BT[:, None, :, None].expand_as(key_BGTD)
@@ -68,23 +64,33 @@ class GoingOn:
         self._memory, self._positions_BT, self._length = memory, positions_BT, length
         place = torch.arange(length, device=positions_BT.device)
         self._seen_B1TL = (place <= positions_BT[:, :, None])[:, None]
+        self._bias: Tensor | None = None
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None
                ) -> Tensor:  # fmt: skip
         self._memory.write(layer, key_BGTD, value_BGTD, self._positions_BT)
         key, value = (kept[layer, :, :, : self._length] for kept in (self._memory.keys, self._memory.values))
-        return attend_grouped(query_BHTD, key, value, self._seen_B1TL, scale=scale).transpose(1, 2)
+        if self._bias is None:  # the same in all layers
+            sharing = query_BHTD.shape[1] // key_BGTD.shape[1]
+            self._bias = bias(self._seen_B1TL, sharing=sharing, dtype=query_BHTD.dtype)
+        return attend_grouped(query_BHTD, key, value, self._bias, scale=scale).transpose(1, 2)
 
 
-def attend_grouped(query_BHTD: Tensor, key_BGLD: Tensor, value_BGLD: Tensor, seen_B1TL: Tensor, *,
+def bias(seen_B1TL: Tensor, *, sharing: int, dtype: torch.dtype) -> Tensor:
+    """What `attend_grouped` adds to scores in this type, where so many query heads share a key head: made once, for all
+    layers."""
+    added = torch.zeros((), device=seen_B1TL.device, dtype=dtype).masked_fill(~seen_B1TL, -torch.inf)
+    return added.repeat(1, 1, sharing, 1)
+
+
+def attend_grouped(query_BHTD: Tensor, key_BGLD: Tensor, value_BGLD: Tensor, bias_B1QL: Tensor, *,
                    scale: float | None = None) -> Tensor:  # fmt: skip
     """Attention [B, H, T, D] of H query heads to G key heads. Query heads of one key head become further queries of it:
     a copy of all keys for each of them is what a long context cannot afford."""
     groups, sharing = key_BGLD.shape[1], query_BHTD.shape[1] // key_BGLD.shape[1]
     queries = query_BHTD.unflatten(1, (groups, sharing)).flatten(2, 3)
-    seen = seen_B1TL.repeat(1, 1, sharing, 1)
-    out = F.scaled_dot_product_attention(queries, key_BGLD, value_BGLD, attn_mask=seen, scale=scale)
-    return out.view_as(query_BHTD) if out.is_contiguous() else out.reshape(query_BHTD.shape)
+    out = F.scaled_dot_product_attention(queries, key_BGLD, value_BGLD, attn_mask=bias_B1QL, scale=scale)
+    return out.reshape(query_BHTD.shape)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from trainer.data.sources import BadRecord
 
 PYTHON_DOCS = "python-docs"
 CATEGORY = "category"
+LOOKED_AT = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +34,15 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[Path], tokenizer: Any, *, kind: str | None, count: int, most_tokens: int,
-                 text_tokens: int) -> list[Prompt]:  # fmt: skip
+                 text_tokens: int, text_field: str = "text", key: str = "--data") -> list[Prompt]:  # fmt: skip
     """Up to `count` prompts of `most_tokens` at most, as many of each category as there are, in their order; of texts
-    the first `text_tokens`. `kind` as in the configuration's data; left out, a path's name says it. Raises
-    `ConfigError` where there are none."""
+    the first `text_tokens`. `kind` as in the configuration's data; left out, a path's name says it. No more than
+    `LOOKED_AT` records of a path are looked at. Raises `ConfigError`, with the `key` that names the paths, where there
+    are none."""
     found: dict[str, list[Prompt]] = {}
     why_not = "there is nothing in it"
     for path in paths:
-        for prompt in _prompts(path, tokenizer, kind, text_tokens):
+        for prompt in itertools.islice(_prompts(path, tokenizer, kind, text_tokens, text_field, key), LOOKED_AT):
             if isinstance(prompt, BadRecord):
                 why_not = str(prompt)
             elif len(prompt.ids) > most_tokens:
@@ -50,19 +52,20 @@ def read_prompts(paths: Sequence[Path], tokenizer: Any, *, kind: str | None, cou
                 if len(group) < count:
                     group.append(prompt)
     if not found:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no prompt to decode from: {why_not}")
+        raise ConfigError(f"{key}: {', '.join(map(str, paths))}: no prompt to decode from: {why_not}")
     # Evenly over the categories, so that a few prompts tell of all of them.
     rounds = itertools.zip_longest(*found.values())
     chosen = list(itertools.islice((one for one in itertools.chain.from_iterable(rounds) if one is not None), count))
     return sorted(chosen, key=lambda one: list(found).index(one.category))
 
 
-def _prompts(path: Path, tokenizer: Any, kind: str | None, text_tokens: int) -> Iterator[Prompt | BadRecord]:
-    for source in _sources(path, kind):
+def _prompts(path: Path, tokenizer: Any, kind: str | None, text_tokens: int, text_field: str, key: str
+             ) -> Iterator[Prompt | BadRecord]:  # fmt: skip
+    for source in _sources(path, kind, key):
         meant = kind or _kind(source)
         template = Template(tokenizer) if meant == "conversations" else None
         name = source.path.name.partition(".")[0]
-        for at, record in sources.read(source, text_field=None if template else "text"):
+        for at, record in sources.read(source, text_field=None if template else text_field):
             where = sources.where(source, at)
             try:
                 if isinstance(record, BadRecord):
@@ -96,13 +99,13 @@ def prompt_ids(template: Template, messages: list[Message], tools: Any = None) -
     return ids
 
 
-def _sources(path: Path, kind: str | None) -> list[Source]:
+def _sources(path: Path, kind: str | None, key: str) -> list[Source]:
     if str(path) == PYTHON_DOCS and not path.exists():
         return [source_files.python_docs()]
     try:
         return source_files.resolve(path, kind or "conversations")
     except (SourceError, OSError) as error:
-        raise ConfigError(f"--data: {error}") from None
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _kind(source: Source) -> str:

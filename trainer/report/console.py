@@ -124,9 +124,10 @@ def step_lines(done: RunStep) -> str:
         else f"{step} worker={one.name}{_figure('loss', one.loss, '.4f')} tok/s={one.tok_s:.1f}"
         for one in done.workers if one.tok_s is not None
     ]  # fmt: skip
+    tau = "" if done.tau is None else f" tau={done.tau:.2f}"
     mfu = "" if done.mfu is None else f" mfu={done.mfu:.1%}"
     lines.append(
-        f"{step}{_figure('loss', done.loss, '.4f')} tok/s={done.tok_s:.1f}{mfu} lr={done.lr:.2e}"
+        f"{step}{_figure('loss', done.loss, '.4f')}{tau} tok/s={done.tok_s:.1f}{mfu} lr={done.lr:.2e}"
         f"{_figure('grad_norm', done.grad_norm, '.2f')}"
         f" queue={done.queued}/{done.queue_size}"
         f" wait_target={done.mean('drafter', 'wait_input'):.0%} wait_drafter={done.mean('target', 'wait_room'):.0%}"
@@ -153,6 +154,7 @@ class LiveConsole:
         self._console = RichConsole(highlight=False)
         self._phase, self._since = "", time.monotonic()
         self._step: RunStep | None = None
+        self._tau: float | None = None
         self._live = Live(
             console=self._console, get_renderable=self._render, refresh_per_second=REFRESH_HZ,
             redirect_stderr=sys.stderr.isatty(),
@@ -175,11 +177,12 @@ class LiveConsole:
     def phase(self, name: str, line: str) -> None:
         self._phase, self._since = name, time.monotonic()
         # Training and saving take turns for as long as the run lasts; what was saved is said anyway.
-        if self._step is None or name not in ("train", "checkpoint"):
+        if self._step is None or name not in ("train", "checkpoint", "evaluate"):
             self._console.print(line, markup=False, soft_wrap=True, style="dim")
 
     def step(self, done: RunStep) -> None:
         self._step, self._since = done, time.monotonic()
+        self._tau = self._tau if done.tau is None else done.tau
 
     def close(self) -> None:
         self._live.stop()
@@ -205,7 +208,8 @@ class LiveConsole:
         left = "" if done.left_s is None else f"{datetime.timedelta(seconds=round(done.left_s))} left"
         first.add_row(phase, ProgressBar(total=done.steps, completed=done.step), f"{done.step}/{done.steps}", left)
         figures = [
-            f"loss {done.loss:.4f}", f"{done.tok_s:,.0f} tok/s", f"{done.positions_s:,.0f} positions/s",
+            f"loss {done.loss:.4f}", *([] if self._tau is None else [f"τ {self._tau:.2f}"]),
+            f"{done.tok_s:,.0f} tok/s", f"{done.positions_s:,.0f} positions/s",
             *([] if done.mfu is None else [f"MFU {done.mfu:.1%}"]),
             f"queue {done.queued}/{done.queue_size}", f"bottleneck {done.bottleneck}", f"lr {done.lr:.1e}",
             f"grad norm {done.grad_norm:.2f}", *([f"skipped {done.skipped}"] if done.skipped else []),

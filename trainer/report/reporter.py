@@ -63,6 +63,10 @@ class RunStep:
     grad_norm: float
     slot_p: list[float | None] = field(default_factory=list)
     """See `Step.slot_probabilities`."""
+    tau: float | None = None
+    """Of an evaluation after this step; see `decode.acceptance`."""
+    kept: list[float | None] = field(default_factory=list)
+    """By slot, in the same: the share of verifications in which it stayed."""
     epoch: int = 0
     tokens: int = 0
     """That this process has trained on so far."""
@@ -100,11 +104,10 @@ class RunStep:
             "mfu": self.mfu, "lr": self.lr, "grad_norm": self.grad_norm, "worker": None, "epoch": self.epoch,
             "tokens": self.tokens, "queued": self.queued, "queue_size": self.queue_size, "compiles": self.compiles,
             "memory_peak_bytes": self.memory_peak_bytes, "bottleneck": self.bottleneck,
-            "skipped": self.skipped, **self._by_slot("slot_p_"), **({"lost": self.lost} if self.lost else {}),
+            "skipped": self.skipped, **_by_slot("slot_p_", self.slot_p),
+            **({} if self.tau is None else {"tau": self.tau, **_by_slot("kept_", self.kept)}),
+            **({"lost": self.lost} if self.lost else {}),
         }  # fmt: skip
-
-    def _by_slot(self, name: str) -> dict[str, float | None]:
-        return {f"{name}{slot}": probability for slot, probability in enumerate(self.slot_p, start=1)}
 
     def scalars(self) -> dict[str, float]:
         """For trackers, by their usual names; what is not known is not there."""
@@ -114,12 +117,16 @@ class RunStep:
             "speed/positions_s": self.positions_s, "speed/mfu": self.mfu,
             "speed/queue": self.queued / max(self.queue_size, 1), "speed/compiles": self.compiles,
             "train/skipped": self.skipped,
-            **self._by_slot("slot_p/"),
+            **_by_slot("slot_p/", self.slot_p), "eval/tau": self.tau, **_by_slot("eval/kept_", self.kept),
             **{f"memory_gib/{name.replace(':', '')}": size / GIB for name, size in self.memory_peak_bytes.items()},
             **{f"{share}/{worker.name}": getattr(worker, share) for worker in self.workers for share in SHARES},
             **{f"loss/{worker.name}": worker.loss for worker in self.workers},
         }  # fmt: skip
         return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _by_slot(name: str, values: list[float | None]) -> dict[str, float | None]:
+    return {f"{name}{slot}": value for slot, value in enumerate(values, start=1)}
 
 
 class Reporter:

@@ -10,6 +10,7 @@ import torch
 
 from trainer import compile_plan
 from trainer.config import Config
+from trainer.decode.acceptance import Acceptance
 from trainer.feed import Feed
 from trainer.model.flops import Peaks
 from trainer.model.target import Target
@@ -54,7 +55,7 @@ class Tally:
         self.tokens += tokens
         return self.decay.stepped(tokens, now=now)
 
-    def of(self, step: Step, now: float, *, lost: list[str], skipped: int) -> RunStep:
+    def of(self, step: Step, now: float, *, lost: list[str], skipped: int, accepted: Acceptance | None) -> RunStep:
         """What is to be logged after it."""
         rates, shares = self.throughput.rates(), self.stages.shares(now)
         figures: dict[str, dict[str, Any]] = {name: {} for name in shares}
@@ -79,6 +80,8 @@ class Tally:
             lr=step.lr,
             grad_norm=step.norm,
             slot_p=step.slot_probabilities,
+            tau=accepted.tau if accepted else None,
+            kept=accepted.by_slot if accepted else [],
             epoch=step.cursor.epoch,
             tokens=self.tokens,
             queued=self.feed.queued,

@@ -1,0 +1,91 @@
+"""On a GPU rounds are CUDA graphs: the same texts as kernel by kernel, and the target's own up to ties."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import taught
+from tests.trainer.support import events
+from trainer.decode import loaded, parity
+from trainer.decode.generate import Generated, end_ids, engine_for, generate, run
+from trainer.decode.loaded import Loaded
+from trainer.decode.sampling import Sampling
+
+DTYPES = ["float32", "bfloat16"]
+
+
+def load(taught_run: Path, dtype: Any) -> Loaded:
+    return loaded.load(taught_run, target=None, device=torch.device("cuda:0"), dtype=dtype, say=lambda line: None)
+
+
+def prompts_for(target: Any, count: int) -> list[list[int]]:
+    """Of one conversation and of several, so that rounds look at contexts of more than one length."""
+    draw, found = random.Random(3), []
+    for number in range(count):
+        messages = [one for _ in range(1 + number % 4) for one in taught.conversation(draw)][:-1]
+        text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        found.append(target.tokenizer(text)["input_ids"])
+    return found
+
+
+def texts(made: Generated) -> list[list[int]]:
+    return [one.tokens for one in made.continuations]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, top_k=50)], ids=str)
+@pytest.mark.parametrize("drafted", [True, False])
+def test_graphs_write_what_the_same_kernels_write_one_by_one(
+    taught_run: Path, dtype: str, sampling: Sampling, drafted: bool
+) -> None:
+    found = load(taught_run, dtype)
+    drafter, prompts = (found.block_drafter if drafted else None), prompts_for(found.target, 40)
+    engines = [
+        engine_for(found.target, drafter, prompts, max_tokens=32, batch_size=8, sampling=sampling,
+                   stop_ids=end_ids(found.target), graphs=graphs, say=pytest.fail)
+        for graphs in (True, False)
+    ]  # fmt: skip
+    assert [engine.recorded for engine in engines] == [True, False] and len(engines[0].lengths) > 1
+    recorded, plain = (run(engine, prompts, max_tokens=32, seed=1) for engine in engines)
+    assert texts(recorded) == texts(plain)
+    # And again in the same memory, which holds what was there before.
+    assert texts(run(engines[0], prompts, max_tokens=32, seed=1)) == texts(plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_greedy_is_the_targets_own_text_up_to_ties(taught_run: Path, dtype: str, batch_size: int) -> None:
+    found = load(taught_run, dtype)
+    prompts = prompts_for(found.target, 60)
+    made = generate(found.target, found.block_drafter, prompts, max_tokens=32, batch_size=batch_size)
+    plain = generate(found.target, None, prompts, max_tokens=32, batch_size=1)
+    differences = [
+        parity.first_difference(found.target, one.prompt, one.tokens, other.tokens)
+        for one, other in zip(made.continuations, plain.continuations, strict=True)
+    ]
+    assert all(difference is None or difference.tie for difference in differences), differences
+    assert sum(difference is None for difference in differences) >= (60 if dtype == "float32" else 40)
+    assert made.acceptance.tau is not None and made.acceptance.tau > 1.5
+
+
+def test_a_training_evaluates_with_graphs_beside_its_own(
+    taught_target: Path, taught_run: Path, tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    settings = taught.drafter_settings(taught_target, taught_run / "chat.jsonl", tmp_path / "out")
+    settings |= {"steps": 20, "evaluate_every": 5, "devices": {"target": ["cuda:0"], "drafter": ["cuda:0", "cuda:0"]}}
+    settings["target"] |= {"dtype": "auto"}
+    settings["drafter"] |= {"heads": 4, "kv_heads": 2, "head_dim": 64, "block_size": 8}
+    settings["evaluation"] = {"paths": [str(taught_run / "held-out.jsonl")], "max_tokens": 32}
+    training = train(settings)
+    assert training.evaluations._engine.recorded
+    assert [one["step"] for one in events(tmp_path / "out", "evaluation")] == [5, 10, 15, 20]
+    found = loaded.load(tmp_path / "out", target=None, device=torch.device("cuda:0"), say=lambda line: None)
+    made = generate(found.target, found.block_drafter, training.evaluations._prompts, max_tokens=32, batch_size=8)
+    told = events(tmp_path / "out", "evaluation")[-1]["tau"]
+    assert made.acceptance.tau == pytest.approx(told, abs=0.3)
