@@ -17,6 +17,7 @@ LOCALE = re.compile(r"UTF-8 locale|LC_CTYPE")
 """What tmux says when its locale is not UTF-8, or is not installed."""
 SPARE_BYTES = 4 << 20
 """Room for the records of a run."""
+LITTLE_SHM_BYTES = 1 << 30
 SMI_QUERY = "index,name,utilization.gpu,memory.used,memory.total"
 UVM_MEND = (
     "on the node load it (nvidia-modprobe -c 0 -u, or modprobe nvidia-uvm), then pass /dev/nvidia-uvm on to the "
@@ -217,6 +218,78 @@ def tmux(found: list[Tmux], searched: str) -> Tmux | Ailment:
         return Ailment(kind="locale", what=what, hint=hint)
     hint = "install a newer one there: in /usr/local/bin, or with conda install -c conda-forge tmux"
     return Ailment(kind="unfit", what=what, hint=hint)
+
+
+# --- what a machine leaves a run ------------------------------------------------------------------------------------
+
+
+@record
+class Limit:
+    """A limit that a process has."""
+
+    name: str
+    """As `ulimit` and limits.conf know it."""
+    least: int | None
+    """The least that is not worth a word; None: there should be none at all."""
+    consequence: str
+
+
+LIMITS = {
+    "Max open files": Limit(
+        name="nofile", least=1024, consequence="data loaders and many checkpoint files run into `Too many open files`"
+    ),
+    "Max processes": Limit(
+        name="nproc", least=2048, consequence="threads count, and a training has hundreds: `can't start new thread`"
+    ),
+    "Max locked memory": Limit(
+        name="memlock", least=64 << 10, consequence="memory cannot be pinned for InfiniBand or GPUDirect"
+    ),
+    "Max cpu time": Limit(
+        name="cpu", least=None, consequence="a run is killed after so many seconds of computing"
+    ),
+    "Max file size": Limit(
+        name="fsize", least=None, consequence="a run is killed when its log or a checkpoint grows beyond it"
+    ),
+    "Max address space": Limit(
+        name="as", least=None, consequence="CUDA does not start, which reserves far more than it uses"
+    ),
+}  # fmt: skip
+"""By their names in /proc/PID/limits."""
+
+
+def soft_limit(text: str, title: str) -> int | None:
+    """A soft limit of a /proc/PID/limits; None: unlimited, or not told."""
+    match = re.search(rf"^{re.escape(title)}\s+(\d+|unlimited)\s", text, re.MULTILINE)
+    return int(match[1]) if match and match[1] != "unlimited" else None
+
+
+def limits(text: str) -> list[Ailment]:
+    """The limits of a /proc/PID/limits that a training runs into; the `kind` of each is the limit's name."""
+    found = []
+    for title, limit in LIMITS.items():
+        value = soft_limit(text, title)
+        if value is not None and (limit.least is None or value < limit.least):
+            what = f"the limit of {title.removeprefix('Max ')} is {value:,}: {limit.consequence}"
+            hint = f"raise it: lxc.prlimit.{limit.name} of the container, or {limit.name} in /etc/security/limits.d"
+            found.append(Ailment(kind=limit.name, what=what, hint=hint))
+    return found
+
+
+def shm(*, there: bool, writable: bool, disk: Disk | None) -> Ailment | None:
+    """Why data loaders that hand over batches in shared memory do not get far."""
+    why = "data loaders hand over batches through it"
+    if not there:
+        return Ailment(kind="missing", what=f"/dev/shm is not there: {why}", hint="mount a tmpfs there")
+    if not writable:
+        return Ailment(kind="closed", what=f"/dev/shm cannot be written: {why}", hint="chmod 1777 /dev/shm")
+    killed = "data loaders that share memory are killed by bus errors"
+    if disk is not None and disk.total_bytes < LITTLE_SHM_BYTES:
+        return Ailment(
+            kind="small", what=f"/dev/shm is small: {killed}", hint="as root there: mount -o remount,size=8g /dev/shm"
+        )
+    if disk is not None and disk.free_bytes < LITTLE_SHM_BYTES:
+        return Ailment(kind="full", what=f"/dev/shm is nearly full: {killed}", hint="look what fills it there")
+    return None
 
 
 # --- disks ----------------------------------------------------------------------------------------------------------

@@ -15,17 +15,18 @@ import sys
 import tempfile
 
 from orchestrator import ailments
-from orchestrator.agent import claiming, gpu, space, tmux
+from orchestrator.agent import claiming, gpu, proc, space, tmux
 from orchestrator.agent.main import MAKE_ROOM, Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
 """What the agent needs of the standard library, beyond what `boot.py` has shown to be there."""
+SHM = "/dev/shm"
 PROBE_BYTES = 64 << 10
 
 
 def check(call: Call, *, present: bool, prepares: bool) -> tuple[list[str], bool]:
-    """(what there is to say of the GPUs, whether the run will claim any). Raises `Refusal` with the first reason why a
-    launch cannot work here. `present`: its bundle is there already; `prepares`: its environment is not."""
+    """(what there is to say of GPUs and limits, whether the run will claim any GPU). Raises `Refusal` with the first
+    reason why a launch cannot work here. `present`: its bundle is there already; `prepares`: its environment is not."""
     _python()
     copies = 1 if present else 2  # the bundle, and the run's own copy of it
     workdir = call.paths.workdir
@@ -37,7 +38,15 @@ def check(call: Call, *, present: bool, prepares: bool) -> tuple[list[str], bool
     tmux.socket_of(call.paths)
     said = gpu.check([int(number) for number in call.request.get("gpus") or []], int(call.request.get("cuda") or 0))
     more, claims = claiming.preflight(call)
-    return said + more, claims
+    return [*said, *more, *_warnings()], claims
+
+
+def _warnings() -> list[str]:
+    """What keeps no run from starting, and may end it later."""
+    there = os.path.isdir(SHM)
+    found = ailments.limits(proc.read("/proc/self/limits").decode("ascii", "replace"))
+    small = ailments.shm(there=there, writable=os.access(SHM, os.W_OK), disk=space.disk_of(SHM) if there else None)
+    return [f"warning: {one.what} ({one.hint})" for one in [*found, *([small] if small else [])]]
 
 
 def _python() -> None:

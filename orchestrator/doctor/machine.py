@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from orchestrator import ailments
+from orchestrator.agent.tmux import SOCKET_BYTES
 from orchestrator.ailments import Ailment, Tmux
 from orchestrator.doctor.check import Check, Examined, Outcome, ok
 from orchestrator.pythons import OLDEST
@@ -114,7 +115,9 @@ def socket(examined: Examined) -> Iterator[Outcome]:
     seen, hands = examined.seen, examined.hands
     path, listed, said = seen.one("socket"), seen.one("socket-is"), seen.text("socket-says")
     quoted = shlex.quote(path)
-    if not listed:
+    if len(path.encode()) > SOCKET_BYTES:
+        yield ok(f"{path} is too long for a socket: a launch makes a shorter name for it")
+    elif not listed:
         if server := seen.all("server"):
             yield Outcome(
                 status="fail", what="a tmux server lives whose socket is gone: its runs go on, and nobody can attach",

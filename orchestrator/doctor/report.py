@@ -109,10 +109,9 @@ class Report:
                     return None
         return None
 
-    def limit(self, name: str) -> int | None:
+    def limit(self, title: str) -> int | None:
         """A soft limit of /proc/self/limits; None: unlimited, or not told."""
-        match = re.search(rf"^{re.escape(name)}\s+(\d+|unlimited)\s", "\n".join(self.all("limits")), re.MULTILINE)
-        return int(match[1]) if match and match[1] != "unlimited" else None
+        return ailments.soft_limit(self.text("limits"), title)
 
     def memory_bytes(self, name: str) -> int | None:
         """A figure of /proc/meminfo."""

@@ -5,24 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from orchestrator import ailments
 from orchestrator.doctor.check import Check, Examined, Outcome, ok
 
 CLOCK_S = 5.0
 """How far a clock may be off before it is worth a word."""
-LITTLE_MEMORY_BYTES, LITTLE_AVAILABLE_BYTES, LITTLE_SHM_BYTES = 2 << 30, 512 << 20, 1 << 30
+LITTLE_MEMORY_BYTES, LITTLE_AVAILABLE_BYTES = 2 << 30, 512 << 20
 SPARE_PIDS = 512
-LOW = {
-    "Max open files": ("nofile", 1024, "data loaders and many checkpoint files run into `Too many open files`"),
-    "Max processes": ("nproc", 2048, "threads count, and a training has hundreds: `can't start new thread`"),
-    "Max locked memory": ("memlock", 64 << 10, "memory cannot be pinned for InfiniBand or GPUDirect"),
-}
-"""Limit -> (its name for ulimit, the least that is not worth a word, what it leads to)."""
-BINDING = {
-    "Max cpu time": ("cpu", "a run is killed after so many seconds of computing"),
-    "Max file size": ("fsize", "a run is killed when its log or a checkpoint grows beyond it"),
-    "Max address space": ("as", "CUDA does not start, which reserves far more than it uses"),
-}
-"""Limits that should not be there at all."""
 
 
 def memory(examined: Examined) -> Iterator[Outcome]:
@@ -57,51 +46,32 @@ def memory(examined: Examined) -> Iterator[Outcome]:
 
 def shm(examined: Examined) -> Iterator[Outcome]:
     seen, place = examined.seen, examined.seen.place("shm")
-    mend = examined.hands.inside("mkdir -p /dev/shm && mount -t tmpfs -o mode=1777,size=8g tmpfs /dev/shm")
-    if place is None or not place.is_directory or not place.writable:
-        what = "is not there" if place is None or not place.is_directory else f"cannot be written by {seen.user}"
-        yield Outcome(
-            status="warn", what=f"/dev/shm {what}: data loaders hand over batches through it",
-            evidence="test -d, -w /dev/shm", mend=mend,
-        )  # fmt: skip
+    there, room = place is not None and place.is_directory, place.disk if place is not None else None
+    trouble = ailments.shm(there=there, writable=place is not None and place.writable, disk=room)
+    if trouble is None:
+        yield ok(f"/dev/shm: {room.words}" if room else "/dev/shm is there")
         return
-    room = place.disk
-    if room is not None and min(room.total_bytes, room.free_bytes) < LITTLE_SHM_BYTES:
-        small = room.total_bytes < LITTLE_SHM_BYTES
-        yield Outcome(
-            status="warn", what="/dev/shm is small: data loaders that share memory are killed by bus errors"
-            if small else "/dev/shm is nearly full: data loaders that share memory are killed by bus errors",
-            evidence=room.words,
-            mend=examined.hands.inside("mount -o remount,size=8g /dev/shm" if small else "ls -laS /dev/shm"),
-        )  # fmt: skip
-        return
-    yield ok(f"/dev/shm: {room.words}" if room else "/dev/shm is there")
+    command = {
+        "small": "mount -o remount,size=8g /dev/shm", "full": "ls -laS /dev/shm", "closed": "chmod 1777 /dev/shm",
+    }.get(trouble.kind, "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777,size=8g tmpfs /dev/shm")  # fmt: skip
+    evidence = room.words if room and there else f"test -d and test -w /dev/shm, as {seen.user}"
+    yield Outcome(status="warn", what=trouble.what, evidence=evidence, mend=examined.hands.inside(command))
 
 
 def limits(examined: Examined) -> Iterator[Outcome]:
-    seen, fine = examined.seen, True
-    if not seen.all("limits"):
+    seen, text = examined.seen, examined.seen.text("limits")
+    if not text:
         yield Outcome(status="unknown", what="/proc/self/limits tells nothing")
         return
-    for title, (name, least, consequence) in LOW.items():
-        value = seen.limit(title)
-        if value is not None and value < least:
-            fine = False
-            yield Outcome(
-                status="warn", what=f"the limit of {title.lower().removeprefix('max ')} is {value:,}: {consequence}",
-                evidence=f"/proc/self/limits: {title} {value}",
-                mend=_raise(examined, name, "unlimited" if name == "memlock" else "1048576"),
-            )  # fmt: skip
-    for title, (name, consequence) in BINDING.items():
-        value = seen.limit(title)
-        if value is not None:
-            fine = False
-            yield Outcome(
-                status="warn",
-                what=f"there is a limit of {title.lower().removeprefix('max ')}, {value:,}: {consequence}",
-                evidence=f"/proc/self/limits: {title} {value}", mend=_raise(examined, name, "unlimited"),
-            )  # fmt: skip
-    if fine:
+    troubles = ailments.limits(text)
+    for trouble in troubles:
+        title = next(title for title, limit in ailments.LIMITS.items() if limit.name == trouble.kind)
+        value = "1048576" if trouble.kind in ("nofile", "nproc") else "unlimited"
+        yield Outcome(
+            status="warn", what=trouble.what, evidence=f"/proc/self/limits: {title} {seen.limit(title)}",
+            mend=_raise(examined, trouble.kind, value),
+        )  # fmt: skip
+    if not troubles:
         files, processes = seen.limit("Max open files"), seen.limit("Max processes")
         yield ok(f"open files {files or 'unlimited'}, processes {processes or 'unlimited'}")
 

@@ -267,6 +267,7 @@ tell now "$(date +%s)"
 tell login "$(id -un)"
 tell kernel "$(uname -srm)"
 tell host "$(uname -n)"
+tell at pve
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 dpkg-query -W -f '${Package} ${Version}\n' pve-container pve-manager lxc-pve 2>/dev/null | lines version
 look "$vmid"
@@ -280,8 +281,8 @@ if [ "$(id -u)" != 0 ]; then
     tell sudo-code $?
     printf '%s\n' "$said" | lines sudo
 fi
+tell at nvidia-smi
 if [ "$QUICK" = full ] && [ -c /dev/nvidiactl ] && command -v nvidia-smi >/dev/null; then
-    tell at nvidia-smi
     said=$(bound SMI_S nvidia-smi --query-gpu=SMI_QUERY --format=csv,noheader,nounits 2>&1)
     tell smi-code $?
     printf '%s\n' "$said" | lines smi

@@ -21,7 +21,7 @@ from orchestrator.doctor import checks, machine, reach, report, script
 from orchestrator.doctor.check import Examined, Outcome, Rung
 from orchestrator.doctor.hands import Hands
 from orchestrator.doctor.report import Report
-from orchestrator.errors import ConfigError, DeadlineExceeded, NoAnswer, SpecctlError
+from orchestrator.errors import ConfigError, DeadlineExceeded, NoAnswer, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.transport import Completed, Transport, open_transport, ssh_config
@@ -68,6 +68,17 @@ class Result:
         return int(any(view.count("fail") for view in self.views))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What came back of a script."""
+
+    report: Report
+    text: str
+    """All of it, with what is no fact of the script's."""
+    clock_s: tuple[float, float] | None
+    """How far the clock there is ahead: at least, at most."""
+
+
 def run(fleet: Fleet, names: Sequence[str], *, quick: bool = False, limit_s: float | None = None) -> Result:
     """`names` are targets and groups; none: all. What keeps a target from being asked is among what was found, and so
     is what it was busy with when `limit_s` was over; raises `NotFound` for a name that hosts.yaml does not have."""
@@ -95,22 +106,24 @@ def _examined(fleet: Fleet, target: Target, quick: bool, limit_s: float) -> Exam
 
     try:
         if target.vmid is not None:
-            node, said = _look_at_node(fleet, target, target.vmid, quick, limit_s)
-            container = seen_in(said)
+            told = _ask_node(fleet, target, target.vmid, quick, limit_s)
+            node, container = told.report, seen_in(told.text)
             hands = _hands(hands, node)
-            if not node.answered:
-                return broken("shell", _silent_shell(target, said))
+            if not node.looked_at("pve"):
+                why = f"the look at pct and /etc/pve hangs: {node.broke}"
+                mend = hands.on_node("systemctl restart pve-cluster")
+                return broken("pct", UnreachableError(why, target=target.name, hint=mend))
         connected_s = time.monotonic() - begun
-        seen, clock_s = _look_inside(open_transport(target, fleet.pool), target, quick, limit_s, local)
+        told = _ask(open_transport(target, fleet.pool), target, quick, limit_s, local)
     except SpecctlError as error:
         if node is not None and container is not None and target.vmid is not None:
             return broken(reach.of_container(container, frozen="frozen" in node.facts, vmid=target.vmid), error)
         return broken("shell" if isinstance(error, NoAnswer) else reach.of_error(error), error)
     examined = Examined(
-        target=target, hands=_hands(hands, seen, node), node=node, report=seen, connected_s=connected_s,
-        clock_s=clock_s, quick=quick, local=local,
+        target=target, hands=_hands(hands, told.report, node), node=node, report=told.report,
+        connected_s=connected_s, clock_s=told.clock_s, quick=quick, local=local,
     )  # fmt: skip
-    if seen.looked_at("python") and any(outcome.status == "fail" for outcome in machine.python(examined)):
+    if told.report.looked_at("python") and any(outcome.status == "fail" for outcome in machine.python(examined)):
         hint = pythons.hint(open_transport(target, fleet.pool), target.user)
         examined = dataclasses.replace(examined, python_hint=hint)
     return examined
@@ -132,59 +145,50 @@ def _hands(hands: Hands, seen: Report, node: Report | None = None) -> Hands:
     )
 
 
-def _look_at_node(fleet: Fleet, target: Target, vmid: int, quick: bool, limit_s: float) -> tuple[Report, str]:
-    """(what the node says, all that it printed)"""
+def _ask_node(fleet: Fleet, target: Target, vmid: int, quick: bool, limit_s: float) -> Told:
     token = f"specctl-{secrets.token_hex(8)}"
-    way = fleet.pool.node(target.ssh, target=target.name)
-    done = way.run(script.on_node(token, vmid=vmid, quick=quick), deadline_s=min(NODE_S, limit_s))
-    said = done.stdout.decode("utf-8", "replace")
-    found = report.read(said, token)
-    if not found.answered and (error := way.explain(done)) is not None:
-        raise error
-    return found, said if found.answered else f"{said}\n{done.stderr.decode('utf-8', 'replace')}"
+    argv = script.on_node(token, vmid=vmid, quick=quick)
+    return _told(fleet.pool.node(target.ssh, target=target.name), target, argv, token, min(NODE_S, limit_s))
 
 
-def _look_inside(
-    way: Transport, target: Target, quick: bool, limit_s: float, local: bool
-) -> tuple[Report, tuple[float, float] | None]:
-    """What the target says, and how far its clock is ahead: at least, at most. Raises why it says nothing at all; an
-    answer that breaks off is one."""
+def _ask(way: Transport, target: Target, quick: bool, limit_s: float, local: bool) -> Told:
     token = f"specctl-{secrets.token_hex(8)}"
     argv = script.on_target(
         token, user=target.user, workdir=target.workdir, quick=quick, env=target.env, gpus=target.gpus,
         python=target.python or (sys.executable if local else None),
     )  # fmt: skip
+    return _told(way, target, argv, token, limit_s)
+
+
+def _told(way: Transport, target: Target, argv: list[str], token: str, limit_s: float) -> Told:
+    """What a script told, be it only a part. Raises why it told nothing at all."""
     said, broke, clock_s = bytearray(), "", None
     began = time.time()
     with way.stream(argv, deadline_s=limit_s) as stream:
         try:
             for chunk in stream:
-                arrived, told = time.time(), NOW.findall(chunk.decode("utf-8", "replace"))
-                if told:
-                    now = told[-1]
+                arrived, times = time.time(), NOW.findall(chunk.decode("utf-8", "replace"))
+                if times:
+                    now = times[-1]
                     clock_s = float(now) - arrived, float(now) + ("." not in now) - began
                 said += chunk
-        except DeadlineExceeded as error:
-            broke = error.message
         except SpecctlError as error:
-            if not said:
+            if not said and not isinstance(error, DeadlineExceeded):
                 raise
             broke = error.message
-        found = report.read(said.decode("utf-8", "replace"), token, broke=broke)
+        text = said.decode("utf-8", "replace")
+        found = report.read(text, token, broke=broke)
         if not found.answered:
             done = Completed(exit_code=stream.exit_code, stdout=b"", stderr=stream.stderr, why_unknown=broke or None)
-            raise way.explain(done) or _silent(target, bytes(said) + stream.stderr, broke)
-    return found, clock_s
+            text += stream.stderr.decode("utf-8", "replace")
+            raise way.explain(done) or _silent(target, text, broke)
+    return Told(report=found, text=text, clock_s=clock_s)
 
 
-def _silent(target: Target, said: bytes, broke: str) -> SpecctlError:
+def _silent(target: Target, said: str, broke: str) -> SpecctlError:
+    """What to say of a shell that ran nothing."""
     if broke:
         return DeadlineExceeded(broke, target=target.name, hint="the machine, or a shell start-up file there, hangs")
-    return _silent_shell(target, said.decode("utf-8", "replace"))
-
-
-def _silent_shell(target: Target, said: str) -> SpecctlError:
-    what, mend = Entrance(vmid=target.vmid or 0, ssh=target.ssh, attach=target.attach).reason(
-        said, None, Seen(answered=False)
-    ) or ("", "")
+    entrance = Entrance(vmid=target.vmid or 0, ssh=target.ssh, attach=target.attach)
+    what, mend = entrance.reason(said, None, Seen(answered=False)) or ("", "")
     return NoAnswer(what, target=target.name, hint=mend)

@@ -10,6 +10,8 @@ from typing import Any
 
 from orchestrator import remote
 from orchestrator.crew import Crew
+from orchestrator.doctor.machine import LITTLE_DISK_BYTES
+from orchestrator.doctor.resources import CLOCK_S
 from orchestrator.errors import PythonError, SpecctlError, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
@@ -17,9 +19,6 @@ from orchestrator.remote import understood
 
 PARALLEL = 32
 DEADLINE_S = 45.0
-LITTLE_BYTES = 2 << 30
-CLOCK_S = 5.0
-"""How far a clock may be off before it is worth a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +142,7 @@ def _problems(target: Target, survey: Survey, offset_s: float, asked_s: float) -
     if survey.workdir_problem:
         mend = "see that it can be written and has room, or choose another `workdir:` of this target in hosts.yaml"
         found.append(Problem(what=f"the workdir {survey.workdir} cannot be used: {survey.workdir_problem}", mend=mend))
-    elif survey.free_bytes is not None and survey.free_bytes < LITTLE_BYTES:
+    elif survey.free_bytes is not None and survey.free_bytes < LITTLE_DISK_BYTES:
         free = f"only {survey.free_bytes / 2**20:,.0f} MiB are free for the workdir {survey.workdir}"
         found.append(Problem(what=free, mend="make room there: specctl prune shows what can go", fatal=False))
     own = survey.own_python

@@ -3,6 +3,7 @@ there and of what is missing. In containers: tests/lab/test_doctor.py; every wor
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -148,6 +149,64 @@ def test_a_device_file_is_opened_by_the_user_who_will_run(tmp_path: Path) -> Non
     assert devices["/dev/nvidia0"].refusal == "Permission denied" and devices["/dev/nvidia0"].mode == 0o660
     assert devices["/dev/nvidia0"].group == "video" and devices["/dev/nvidia0"].owner == "root"
     assert not devices["/dev/nvidia1"].character
+
+
+@ROOT
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="no busybox on this machine")
+def test_a_machine_that_has_nothing_but_busybox_tells_all(tmp_path: Path) -> None:
+    """As Alpine: its sh, its df, its ls, its su; with /proc and /dev, and no user but root and one more."""
+    root = tmp_path / "root"
+    for folder in ("bin", "proc", "dev", "etc", "tmp", "home/kim"):
+        (root / folder).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    shutil.copy(str(shutil.which("busybox")), root / "bin/busybox")
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nkim:x:1234:1234::/home/kim:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\nkim:x:1234:\nvideo:x:44:kim\n")
+    os.chown(root / "home/kim", 1234, 1234)
+    wrapper = tmp_path / "sh"
+    wrapper.write_text(
+        f"#!/bin/sh\nset -e\ncd {root}\nmount --bind . .\ncd {root}\nmount -t proc proc proc\nmount --rbind /dev dev\n"
+        'chroot . /bin/busybox --install -s /bin\nexec chroot . /bin/env -i PATH=/bin /bin/sh "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    seen = facts(["unshare", "--mount", "--pid", "--fork", str(wrapper)], user="kim", workdir="~/w")
+    assert seen.one("login") == "root" and seen.user == "kim" and seen.groups == ["kim", "video"], seen.facts
+    assert seen.one("workdir") == "/home/kim/w" and seen.one("home-is") == "directory writable"
+    place, shm = seen.place("workdir"), seen.place("shm")
+    assert place is not None and place.writable and place.disk is not None and place.disk.total_bytes > 0
+    assert shm is not None and shm.mount.kind == "tmpfs" and seen.all("tmux") == [] and not seen.all("python-code")
+    assert seen.program("grep") is not None and seen.memory_bytes("MemTotal") and seen.limit("Max open files")
+
+
+def test_a_node_whose_cluster_file_system_hangs_is_not_waited_for(box: Specctl) -> None:
+    (box.home / "bin").mkdir()
+    hangs = box.home / "bin/dpkg-query"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    box.inventory.write_text("targets:\n  box: {vmid: 100}\n")
+    done = box("doctor", "--timeout", "3", "--json", PATH=f"{box.home}/bin:{os.environ['PATH']}")
+    pct = outcomes(done)["pct"]
+    assert done.code == 3 and pct["status"] == "fail" and "the look at pct and /etc/pve hangs" in pct["what"]
+    assert pct["mend"].endswith("systemctl restart pve-cluster") and "within 3 s" in pct["what"]
+
+
+def test_a_launch_tells_the_limits_that_a_training_would_run_into(box: Specctl) -> None:
+    words = ["launch", "local", "--json", "--no-source", "--until", "process", "--", "sleep", "60"]
+    done = subprocess.run(
+        ["prlimit", "--nofile=700:700", sys.executable, "-m", "orchestrator", *words],
+        cwd=box.project, capture_output=True, text=True, check=False,
+        env={**box.environ, "SPECCTL_INVENTORY": str(local_only(box))},
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    told = [one["value"] for one in answer["evidence"] if one["what"] == "preflight"]
+    assert [one for one in told if one.startswith("warning: the limit of open files is 700: ")], answer
+    assert box("stop", answer["run_id"], "--now", SPECCTL_INVENTORY=str(local_only(box))).code == 0
+
+
+def local_only(driver: Specctl) -> Path:
+    path = driver.home / "local.yaml"
+    path.write_text(f"targets:\n  local: {{workdir: {driver.workdir}}}\n")
+    return path
 
 
 def test_a_key_that_nobody_knows_is_no_question_and_ends_the_round(box: Specctl, sshd: LoopbackSshd) -> None:
