@@ -58,8 +58,9 @@ $(VENV)/.trainer: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -c constraints.txt -e '.[trainer]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.trainer
+$(VENV)/.dev: $(VENV)/.trainer tests/trainer/loaders.txt
 	$(PIP) install -c constraints.txt -e '.[trainer,dev]'
+	$(PIP) install --no-deps -r tests/trainer/loaders.txt
 	@touch $@
 
 clean:

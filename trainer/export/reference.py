@@ -233,27 +233,26 @@ def _block(reading: Reading, target: ReferenceTarget, cache: list[tuple[Tensor, 
     seen = anchor + reading.context_end
     x_KH = target.embedding_VH[ids_K]
     for number in range(reading.layers):
-        weights = {
-            name.removeprefix(f"layers.{number}."): tensor for name, tensor in reading.tensors.items()
-            if name.startswith(f"layers.{number}.")
-        }  # fmt: skip
-        normed_KH = _norm(x_KH, weights["input_layernorm.weight"], reading.eps)
+        def weight(name: str, number: int = number) -> Tensor:
+            return reading.tensors[f"layers.{number}.{name}.weight"]
+
+        normed_KH = _norm(x_KH, weight("input_layernorm"), reading.eps)
         own_keys, own_values = _keys_values(reading, number, normed_KH, positions_K)
         keys, values = (
             torch.cat([kept[:, :seen], own], dim=1)
             for kept, own in zip(cache[number], (own_keys, own_values), strict=True)
         )
-        queries = _heads(normed_KH @ weights["self_attn.q_proj.weight"].T, reading.heads)
-        queries = _rotate(reading, _norm(queries, weights["self_attn.q_norm.weight"], reading.eps), positions_K)
+        queries = _heads(normed_KH @ weight("self_attn.q_proj").T, reading.heads)
+        queries = _rotate(reading, _norm(queries, weight("self_attn.q_norm"), reading.eps), positions_K)
         group = reading.heads // reading.kv_heads
         scores = queries @ keys.repeat_interleave(group, dim=0).transpose(1, 2) / math.sqrt(reading.head_dim)
         hidden = _hidden_from_slots(reading, number, positions_K, seen, anchor)
         shares = scores.float().masked_fill(hidden, -math.inf).softmax(dim=-1).to(values.dtype)
         mixed_KE = (shares @ values.repeat_interleave(group, dim=0)).transpose(0, 1).flatten(1)
-        x_KH = x_KH + mixed_KE @ weights["self_attn.o_proj.weight"].T
-        normed_KH = _norm(x_KH, weights["post_attention_layernorm.weight"], reading.eps)
-        gate = torch.nn.functional.silu(normed_KH @ weights["mlp.gate_proj.weight"].T)
-        x_KH = x_KH + (gate * (normed_KH @ weights["mlp.up_proj.weight"].T)) @ weights["mlp.down_proj.weight"].T
+        x_KH = x_KH + mixed_KE @ weight("self_attn.o_proj").T
+        normed_KH = _norm(x_KH, weight("post_attention_layernorm"), reading.eps)
+        gate = torch.nn.functional.silu(normed_KH @ weight("mlp.gate_proj").T)
+        x_KH = x_KH + (gate * (normed_KH @ weight("mlp.up_proj").T)) @ weight("mlp.down_proj").T
     return _norm(x_KH, reading.tensors["norm.weight"], reading.eps)
 
 
