@@ -22,6 +22,8 @@ from orchestrator.model import RunPaths, is_run_id
 LISTED = 1000
 """Entries in one frame."""
 STEP = re.compile(r"step-([0-9]+)")
+EXPORT = "export"
+"""Where in a run's directory a trainer puts it, if it is told nothing else."""
 
 
 def run(call: Call) -> None:
@@ -31,7 +33,10 @@ def run(call: Call) -> None:
     paths = call.paths.run(run_id)
     if call.request.get("ask") == "list":
         path = call.request.get("path")
-        _list(call, *(_chosen(paths) if path is None else _asked_for(paths, str(path))))
+        if call.request.get("export"):
+            _list(call, *_exported(paths))
+        else:
+            _list(call, *(_chosen(paths) if path is None else _asked_for(paths, str(path))))
     else:
         _send(call)
 
@@ -51,6 +56,20 @@ def _chosen(paths: RunPaths) -> tuple[bytes, Tree, dict[str, Any]]:
         only.append(f"checkpoints/step-{whole[-1]}")
     facts = {"checkpoint": whole[-1] if whole else None, "checkpoints": len(whole), "broken": broken}
     return root, walk(root, only=only), facts
+
+
+def _exported(paths: RunPaths) -> tuple[bytes, Tree, dict[str, Any]]:
+    """What a trainer's `export` has made of the run, and what the contract in there says it is."""
+    root, folder = encoded(paths.root), f"{paths.root}/{EXPORT}"
+    contract = files.read_json(f"{folder}/contract.json", limit_bytes=1 << 20)
+    whole, broken = checkpoints(paths)
+    if contract is None:
+        missing = "is not whole: its contract.json cannot be read" if os.path.isdir(folder) else "is not there"
+        hint = f"python -m trainer export {paths.root}, where the run is, makes one"
+        raise Refusal("notfound", f"{folder} {missing}", hint if whole else f"{hint}, once there is a checkpoint")
+    facts = {"export": contract, "checkpoint": None, "checkpoints": len(whole), "broken": broken,
+             "newest": whole[-1] if whole else None}  # fmt: skip
+    return root, walk(root, only=[EXPORT]), facts
 
 
 def checkpoints(paths: RunPaths) -> tuple[list[int], list[int]]:

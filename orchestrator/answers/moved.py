@@ -118,6 +118,8 @@ class Pull(Head):
     items: list[pull.Item]
     checkpoint: int | None
     """The step of the checkpoint that was chosen."""
+    export: pull.Export | None
+    """What its contract says, with --export."""
     files: int
     same: int
     total_files: int

@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.base import Interrupted, InventoryOption, JsonOption, errors, fleet_of, stderr, stdout
 from orchestrator.commands import RUN
 from orchestrator.completion import offer
+from orchestrator.errors import ConfigError
 from orchestrator.render import json as as_json
 from orchestrator.render import transfer as show_transfer
 from orchestrator.verbs import pull as verb
@@ -30,6 +31,10 @@ def pull(
     to: Annotated[
         Path, typer.Option("--to", metavar="DIR", help="The folder to put it into, made if missing.")
     ] = Path(),
+    export: Annotated[
+        bool,
+        typer.Option("--export", help="What `python -m trainer export` has made of the run, into DIR/RUN/export/."),
+    ] = False,
     json: JsonOption = False,
     inventory: InventoryOption = None,
 ) -> None:
@@ -40,14 +45,17 @@ def pull(
 
     The run may go on meanwhile: a log comes as long as it was at the beginning, and the next pull adds what has come
     since. Files that are here with the same content are not sent again, nothing is ever deleted, and what was changed
-    here after the run's own is not replaced by PATH.
+    here after the run's own is not replaced by PATH or --export.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
+        if export and path is not None:
+            raise ConfigError("--export and a PATH", hint="the one or the other")
         console = stderr()
         with show_transfer.Moving(console) as moving:
             try:
                 result = verb.run(
-                    fleet, run, path, to, moving, lambda about: show_transfer.about_to_pull(console, about)
+                    fleet, run, path, to, moving, lambda about: show_transfer.about_to_pull(console, about),
+                    export=export,
                 )
             except KeyboardInterrupt:
                 far = f" ({moving.far()})" if moving.begun else ""

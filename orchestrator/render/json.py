@@ -285,7 +285,8 @@ def of_pull(result: pull.Result) -> moved.Pull:
     return {
         **_head("pull"), "run_id": result.run_id, "target": result.target.name, "state": result.state,
         "source": result.source, "destination": result.destination, "items": [to_json(item) for item in result.items],
-        "checkpoint": result.checkpoint, "files": result.files, "same": result.same, "total_files": result.total_files,
+        "checkpoint": result.checkpoint, "export": to_json(result.export) if result.export else None,
+        "files": result.files, "same": result.same, "total_files": result.total_files,
         "total_bytes": result.total_bytes, "pulled_bytes": result.got_bytes, "resumed_bytes": result.resumed_bytes,
         "took_s": result.took_s, "sha256": result.sha256, "failed": _paths(result.failed),
         "left_out": _paths(result.left_out), "verified": not result.failed,

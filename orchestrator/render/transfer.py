@@ -88,6 +88,8 @@ def about_to_pull(console: Console, result: pull.Result) -> None:
     """What comes, before it does."""
     total = f"{count(result.total_files, 'file')}, {size(result.total_bytes)}"
     line(console, f"{result.run_id} on {result.target.name} is {result.state}; pulling {total}:", first=0)
+    if result.export is not None:
+        _export(console, result.export)
     if result.chosen:
         width = max(len(shown(item.path)) for item in result.items)
         for item in result.items:
@@ -104,6 +106,21 @@ def about_to_pull(console: Console, result: pull.Result) -> None:
             line(console, f"not whole, and left there: {steps}", style="yellow")
     else:
         line(console, shown(result.source))
+
+
+def _export(console: Console, export: pull.Export) -> None:
+    """What it is, as its own contract says."""
+    known = {"ema": "moving average of the weights", "last": "last weights"}
+    words = [export.format, export.dtype, known.get(export.weights or "", export.weights)]
+    step = f"step {export.step}" if export.step is not None else "an unknown step"
+    line(console, f"export of {step}: {', '.join(word for word in words if word)}")
+    if export.step is not None and export.newest is not None and export.newest > export.step:
+        line(console, f"made before the run's newest checkpoint, step-{export.newest}", style="yellow")
+    if export.blocks is None or export.kept is None:
+        line(console, "nobody has seen that it decodes as it was trained (its contract has no gate)", style="yellow")
+    else:
+        kept = " ".join(f"{number:,}" for number in export.kept)
+        line(console, f"gate passed: of {count(export.blocks, 'block')} slots 1, 2, ... were kept in {kept}")
 
 
 def show_pull(console: Console, result: pull.Result) -> None:

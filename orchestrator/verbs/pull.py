@@ -34,6 +34,39 @@ class Item:
     size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A drafter in the form that servers load, as its contract has it; None what that does not say."""
+
+    format: str | None
+    dtype: str | None
+    step: int | None
+    weights: str | None
+    blocks: int | None
+    """That its gate looked at; None if nobody has."""
+    kept: list[int] | None
+    """Of those blocks, how many kept slot 1, 2, ..."""
+    newest: int | None
+    """The run's newest whole checkpoint."""
+
+    @classmethod
+    def of(cls, contract: dict[str, Any], newest: Any) -> Export:
+        """The file is a program's: what is of another type than it should be is not believed."""
+
+        def at(part: Any, key: str, kind: type) -> Any:
+            value = part.get(key) if isinstance(part, dict) else None
+            return value if type(value) is kind else None
+
+        origin, gate = contract.get("origin"), contract.get("gate")
+        kept = at(gate, "kept_by_trainer", list)
+        return cls(
+            format=at(contract, "format", str), dtype=at(contract, "dtype", str), step=at(origin, "step", int),
+            weights=at(origin, "weights", str), blocks=at(gate, "blocks", int),
+            kept=kept if kept is not None and all(type(count) is int for count in kept) else None,
+            newest=newest if type(newest) is int else None,
+        )  # fmt: skip
+
+
 @dataclass(kw_only=True, slots=True)
 class Result:
     """What was done. `failed` and `left_out` are (path, why)."""
@@ -51,6 +84,8 @@ class Result:
     """Steps of checkpoints that are not whole."""
     chosen: bool = False
     """No path was named."""
+    export: Export | None = None
+    """What was asked for, and what its contract says; None if it was not."""
     own_logs: list[str] = field(default_factory=list)
     """Logs that the program writes by itself, wherever: they are pulled by their path."""
     files: int = 0
@@ -67,22 +102,25 @@ class Result:
 
 
 def run(
-    fleet: Fleet, query: str | None, path: str | None, to: Path, watcher: Watcher, show: Callable[[Result], None]
-) -> Result:
-    """`show` is told what is about to be pulled. Raises as `resolve` does, and when nothing could be brought."""
+    fleet: Fleet, query: str | None, path: str | None, to: Path, watcher: Watcher, show: Callable[[Result], None], *,
+    export: bool = False,
+) -> Result:  # fmt: skip
+    """`show` is told what is about to be pulled. `export`: no path, but what a trainer has exported of the run. Raises
+    as `resolve` does, and when nothing could be brought."""
     began = time.monotonic()
     found = resolve(fleet, query)
     for note in found.notes:
         watcher.note(note)
     target, run_id = found.run.target, found.run.run_id
     agent = fleet.agent(target)
-    entries, final = _list(agent, run_id, path)
+    entries, final = _list(agent, run_id, path, export=export)
     result = Result(
         target=target, run_id=run_id, state=found.run.verdict.state, source=str(final["root"]), destination="",
-        chosen=path is None, checkpoint=final.get("checkpoint"), checkpoints=final.get("checkpoints", 0),
+        chosen=path is None and not export, checkpoint=final.get("checkpoint"), checkpoints=final.get("checkpoints", 0),
         broken=list(final.get("broken", [])), failed=[(str(one), str(why)) for one, why in final["unreadable"]],
         left_out=[(str(one), str(why)) for one, why in final["left_out"]], notes=found.notes,
         total_files=sum(one.kind == "file" for one in entries), total_bytes=sum(one.size for one in entries),
+        export=Export.of(dict(final["export"]), final.get("newest")) if export else None,
         items=_items(entries, chosen=path is None), own_logs=[log.path for log in found.run.probe.foreign_logs],
     )  # fmt: skip
     if not entries:
@@ -91,7 +129,7 @@ def run(
     root = _local_root(to, run_id if path is None else result.source.rpartition("/")[2] or run_id)
     result.destination = decoded(root)
     incoming = Incoming(root, entries, tick=lambda count: None)
-    refuse(incoming.conflicts() or (_changed_here(root, entries) if path else []), result.destination, None)
+    refuse(incoming.conflicts() or (_changed_here(root, entries) if path or export else []), result.destination, None)
     show(result)
     watcher.begin("comparing", result.total_files, result.total_bytes)
     claims = _claims(incoming, entries, watcher)
@@ -122,11 +160,13 @@ def run(
     return result
 
 
-def _list(agent: Agent, run_id: str, path: str | None) -> tuple[list[Entry], dict[str, Any]]:
+def _list(agent: Agent, run_id: str, path: str | None, *, export: bool) -> tuple[list[Entry], dict[str, Any]]:
     entries: list[Entry] = []
     final: dict[str, Any] = {}
     wanted = None if path is None else decoded(os.fsencode(path))
-    with agent.stream("send", deadline_s=None, idle_s=IDLE_S, ask="list", run_id=run_id, path=wanted) as answers:
+    with agent.stream(
+        "send", deadline_s=None, idle_s=IDLE_S, ask="list", run_id=run_id, path=wanted, export=export
+    ) as answers:
         for final in answers:
             try:
                 entries += map(entry, final.get("entries", []))

@@ -20,6 +20,7 @@ from orchestrator.agent.tree import entry, part_of, walk
 from orchestrator.model import WorkPaths
 from tests.driver import Specctl, poll_until
 from tests.sshd import LoopbackSshd
+from trainer.export.contract import Contract, Gate, Layout, Origin, Rope, TargetFacts
 
 LARGE = 96 << 20
 """Long enough on its way to be met in the middle of it."""
@@ -374,6 +375,55 @@ def test_a_pull_from_a_living_run_brings_what_is_worth_having(specctl: Specctl) 
     assert done.code == 2 and "not a folder" in done.err
     assert specctl("pull", "nosuchrun").code == 4
     assert specctl.status(run_id)["state"] == "RUNNING"
+
+
+def exported(directory: Path, *, step: int, gate: Gate | None) -> None:
+    """As `python -m trainer export` leaves it, by its own classes, around a file that is no weights."""
+    directory.mkdir(exist_ok=True)
+    (directory / "model.safetensors").write_bytes(b"w" * step)
+    layout = Layout(
+        block_size=4, mask_token_id=3, layer_ids=[1, 2], layer_id_base=0, rope=Rope(theta=1e4, dims=16, style="halves")
+    )
+    target = TargetFacts(architecture="LlamaForCausalLM", layers=6, hidden=64, vocabulary=400, files={})
+    (directory / "contract.json").write_bytes(Contract(
+        format="zlab", dtype="bfloat16", layout=layout, origin=Origin(run="0123", step=step, weights="ema"),
+        target=target, torch="2.13.0", files={}, gate=gate,
+    ).as_bytes())  # fmt: skip
+
+
+def test_an_export_is_pulled_with_what_its_contract_says_of_it(specctl: Specctl) -> None:
+    run_id = specctl.launch("--", sys.executable, "-c", TRAINS).json["run_id"]
+    none = specctl("pull", run_id, "--export", "--to", "got")
+    assert none.code == 4 and f"{run_id}/export is not there" in none.err
+    assert f"python -m trainer export {specctl.run_dir(run_id)}, where the run is, makes one" in none.err
+
+    export = specctl.run_dir(run_id) / "export"
+    seen = Gate(arithmetic="float32", blocks=48, kept_by_trainer=[47, 45, 43], kept_by_reference=[47, 45, 43])
+    exported(export, step=10, gate=seen)
+    done = specctl("pull", run_id, "--export", "--to", "got")
+    assert done.code == 0, done.err
+    assert "export of step 10: zlab, bfloat16, moving average of the weights" in done.err
+    assert "gate passed: of 48 blocks slots 1, 2, ... were kept in 47 45 43" in done.err
+    got = specctl.project / "got" / run_id
+    assert names(got) == ["export"] and snapshot(got / "export") == snapshot(export)
+
+    exported(export, step=2, gate=None)
+    done = specctl("pull", run_id, "--export", "--to", "got")
+    assert done.code == 0 and "made before the run's newest checkpoint, step-10" in done.err
+    assert "nobody has seen that it decodes as it was trained" in done.err
+    done = specctl("pull", run_id, "--export", "--to", "got", "--json")
+    assert done.json["export"] == {
+        "format": "zlab", "dtype": "bfloat16", "step": 2, "weights": "ema", "blocks": None, "kept": None, "newest": 10,
+    }  # fmt: skip
+    assert (done.json["files"], done.json["same"], done.json["verified"]) == (0, 2, True)
+
+    (export / "contract.json").write_text("{}")
+    done = specctl("pull", run_id, "--export", "--to", "got")
+    assert done.code == 0 and "export of an unknown step" in done.err
+    (export / "contract.json").write_text("{")
+    done = specctl("pull", run_id, "--export", "--to", "got")
+    assert done.code == 4 and "is not whole: its contract.json cannot be read" in done.err
+    assert specctl("pull", run_id, "export", "--export").code == 2
 
 
 def test_thousands_of_small_files_travel_in_one_stream(specctl: Specctl) -> None:
