@@ -1,4 +1,4 @@
-"""A run whose drafter has learnt what the tiny target writes after two prompts, and whose norms are no ones: what is
+"""A run whose drafter has learnt what the tiny target writes after a prompt, and whose norms are no ones: what is
 exported of it decodes well, and as soon as anything about it is mistaken, badly."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.model.target import Target, drafter_shape, load_target
 from trainer.saves import what_must_stay
 
 CPU = torch.device("cpu")
-PROMPTS = ["What is the capital of France?", "def main():"]
+PROMPTS = ["def main():"]
 
 
 def make_run(directory: Path, tiny_target: Path) -> None:
@@ -60,7 +60,7 @@ def _learn_by_heart(drafter: Drafter, target: Target) -> None:
             if weight.dim() == 1:
                 weight.copy_(0.5 + torch.rand(weight.shape, generator=generator_for(name)))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
-    for _ in range(60):
+    for _ in range(70):
         for ids_S, anchors in texts:
             anchors_BN = torch.tensor([anchors])
             blocks = lay_out(
