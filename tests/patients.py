@@ -227,7 +227,8 @@ PATIENTS = [
     Patient(check="container", broken="container", node={"frozen": "yes"}, error=ContainerError(
         "container 200 is frozen: nothing in it can answer")),
     Patient(check="container", broken="container", error=ContainerError("container 200 is not running")),
-    Patient(check="entry", broken="entry", node={"login": "train"}, error=ContainerError(
+    Patient(check="entry", broken="entry", node={"login": "train", "sudo": "sudo: a password is required"},
+            error=ContainerError(
         "container 200 is entered as root of pve1, but the login is train, and sudo asks for a password",
         hint="as root there: visudo -f /etc/sudoers.d/specctl, and write this line: "
         "train ALL=(root) NOPASSWD: /usr/sbin/pct exec 200 -- *")),

@@ -88,6 +88,12 @@ def _mend(examined: Examined, kind: str, devices: list[Device]) -> str:
     if kind == "file":
         steps.append(f"pct exec {vmid} -- rm {' '.join(paths)}")
     conf = node.all("conf")
+    if not conf:  # the login may not read it, and to guess could take a device from its entry
+        news = " ".join(f"-devN {path},mode=0666" for path in paths)
+        return (
+            f"{hands.on_node(f'pct config {vmid}')}   # then pass on what lacks: pct set {vmid} {news}, each with a "
+            f"number N that is free there, and pct reboot {vmid}"
+        )
     if node.all("version") and _version(node.all("version")) < PASSTHROUGH:
         lines = [f"lxc.mount.entry: {path} {path[1:]} none bind,optional,create=file" for path in paths]
         steps += [f"sed -i '1i {line}' /etc/pve/lxc/{vmid}.conf" for line in lines]

@@ -20,7 +20,8 @@ def user(examined: Examined) -> Iterator[Outcome]:
     seen, hands = examined.seen, examined.hands
     wanted = examined.target.user or ""
     if "user-missing" in seen.facts:
-        add = f"adduser -D {wanted}" if hands.manager == "apk" else f"useradd -m {wanted}"
+        name = f"-u {wanted} user{wanted}" if wanted.isdigit() else wanted
+        add = f"adduser -D {name}" if hands.manager == "apk" else f"useradd -m {name}"
         yield Outcome(
             status="fail", what=f"there is no user {wanted!r} there, and `user:` of hosts.yaml names it",
             evidence=f"id {wanted} finds nobody", mend=hands.inside(add),

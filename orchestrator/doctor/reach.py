@@ -65,6 +65,8 @@ def _trouble(examined: Examined, rung: Rung, error: SpecctlError) -> Outcome:
         elif "is not running" in error.message and "locked" not in error.message:
             mend = examined.hands.on_node(f"pct start {vmid}")
             evidence = "LXC of the node has no such container running"
+    if rung == "entry" and node is not None and node.text("sudo"):
+        evidence = f"sudo -n -l there says: {' '.join(node.text('sudo').split())[:200]}"
     return Outcome(status="fail", what=error.message, evidence=evidence, mend=mend)
 
 
@@ -83,4 +85,5 @@ def _fine(examined: Examined, rung: Rung) -> str:
         return f"container {target.vmid} runs there"
     if rung == "entry":
         return "root of the node" if login == "root" else f"{login}, through sudo"
-    return {"ssh": "nothing in ssh_config is in the way", "host key": "it is the one on record"}.get(rung, "it works")
+    return {"ssh": "nothing in ssh_config is in the way", "reachable": "it answers",
+            "host key": "it is the one on record"}.get(rung, "it works")

@@ -35,18 +35,18 @@ def _view(console: Console, view: View, *, verbose: bool) -> None:
     shown = ("fail", "warn", "unknown", "ok") if verbose else ("fail", "warn")
     for status in shown:
         for check, outcome in view.found:
-            if outcome.status == status:
+            if outcome.status == status and (view.reached or status != "unknown"):
                 _outcome(console, check, outcome)
     fine = len({check for check, outcome in view.found if outcome.status == "ok"})
     dark = [check for check, outcome in view.found if outcome.status == "unknown"]
-    if verbose:
-        return
-    parts = [f"{count(fine, 'check')} found nothing amiss"] if fine else []
+    parts = [f"{count(fine, 'check')} found nothing amiss"] if fine and not verbose else []
     if dark and not view.reached:
-        parts.append(f"{len(dark)} could not be made: {view.examined.broken} comes first")
-    elif dark:
+        named = f" ({', '.join(dark)})" if verbose else ""
+        parts.append(f"{len(dark)} could not be made{named}: {view.examined.broken} comes first")
+    elif dark and not verbose:
         parts.append(f"not made: {', '.join(dict.fromkeys(dark))}")
-    line(console, "; ".join(parts), style="dim")
+    if parts:
+        line(console, "; ".join(parts), style="dim")
 
 
 def _counted(fails: int, warnings: int) -> str:

@@ -139,7 +139,7 @@ def test_a_login_without_sudo_is_told_at_the_last_rung(specctl: Specctl, lab: La
     done = specctl("doctor", "--json")
     entry = checks(done)["entry"]
     assert done.code == 3 and entry["status"] == "fail" and f"the login is {USER}" in entry["what"]
-    assert f"{USER} ALL=(root) NOPASSWD:" in entry["mend"]
+    assert f"{USER} ALL=(root) NOPASSWD:" in entry["mend"] and entry["evidence"].startswith("sudo -n -l there says: ")
     lab.set_sudo(f"{USER} ALL=(root) NOPASSWD: /usr/local/sbin/pct exec 101 -- *")
     try:
         done = specctl("doctor", "--quick", "--json")

@@ -114,6 +114,14 @@ def test_several_gpus_that_are_missing_are_passed_on_by_one_command() -> None:
     assert "modprobe" not in outcome.mend, "the node has them"
 
 
+def test_a_configuration_that_the_login_may_not_read_is_not_guessed_at() -> None:
+    told = {"device nvidia-uvm": None, "opens /dev/nvidia-uvm": None}
+    [(_, outcome)] = troubles(Patient(check="devices", told=told, node={"conf": None, "login": "me"}))
+    command, _, then = outcome.mend.partition("   # ")
+    assert shlex.split(command) == ["ssh", "-t", "root@pve1", "sudo", "pct", "config", "200"]
+    assert "pct set 200 -devN /dev/nvidia-uvm,mode=0666" in then and "pct reboot 200" in then
+
+
 def test_gpus_that_nobody_declared_are_a_warning() -> None:
     told = {"device nvidia-uvm": None, "opens /dev/nvidia-uvm": None}
     undeclared = Target(**{**{key: getattr(TARGET, key) for key in TARGET.__slots__}, "gpus": None})
