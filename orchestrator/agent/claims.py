@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -167,7 +166,7 @@ class Claims:
 
     def _queue(self) -> None:
         """Takes the last place in line. Its ticket is whole and locked before it has a name that counts."""
-        aside = os.path.join(self.folder, f".{self.claimant.run_id}-{secrets.token_hex(4)}.tmp")
+        aside = os.path.join(self.folder, f".{self.claimant.run_id}-{os.urandom(4).hex()}.tmp")
         fd = locks.open_shared(aside)
         number = max(numbers(self.folder), default=0) + 1
         try:

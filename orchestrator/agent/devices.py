@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.agent import gpu, proc, system
 from orchestrator.agent.main import Refusal
+from orchestrator.model import Process
 from orchestrator.model.gpus import UNSEEN, Device, GpuWish
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -101,24 +102,23 @@ def _told(known: Sequence[Device]) -> str:
 def used(among: Sequence[Device]) -> dict[str, str]:
     """UUID -> who has the GPU's memory, of those that are in use. Of a part of a GPU nvidia-smi does not say it."""
     whole = {one.card: one for one in among if ":" not in one.number}
-    found = {}
-    for row in gpu.ask().rows if whole else []:
+    found: dict[str, str] = {}
+    rows = gpu.ask().rows if whole else []
+    for row in rows:
         one, memory = whole.get(row["index"]), row["memory_used_mib"]
         if one is None or memory is None or memory <= IN_USE_MIB:
             continue
-        who = ", ".join(_holders(f"{gpu.DEV}/nvidia{one.card}")[:3]) or UNSEEN
+        who = ", ".join(_names(gpu.holders(gpu.file_of(one.card, rows)))[:3]) or UNSEEN
         found[one.uuid] = f"used by {who} ({memory:,} of {row['memory_total_mib'] or 0:,} MiB), which has no claim"
     return found
 
 
-def _holders(path: str) -> list[str]:
-    """Whoever of this container has the GPU open: runs by their ids, other processes by theirs."""
-    found = []
-    for pid in proc.pids():
-        if any(target == path for _, target in proc.open_paths(pid)) and (process := proc.stat(pid)):
-            run = proc.run_of(pid)
-            found.append(f"run {run}, whose supervisor is gone" if run else f"{process[0].name} (pid {pid})")
-    return list(dict.fromkeys(found))
+def _names(processes: Sequence[Process]) -> list[str]:
+    """Runs by their ids, each once, and other processes by theirs."""
+    runs = {one.pid: proc.run_of(one.pid) for one in processes}
+    return list(dict.fromkeys(
+        f"run {run}" if (run := runs[one.pid]) is not None else f"{one.name} (pid {one.pid})" for one in processes
+    ))  # fmt: skip
 
 
 def visible(held: Sequence[Device]) -> str:

@@ -18,6 +18,7 @@ from orchestrator import ailments
 from orchestrator.agent import proc, system
 from orchestrator.agent.main import Refusal
 from orchestrator.ailments import COMMON_DEVICES, SMI_QUERY, Device
+from orchestrator.model import Process
 from orchestrator.record import record
 
 DEV = "/dev"
@@ -79,8 +80,8 @@ def check(declared: list[int], cuda: int, *, dev: str = DEV, module: str = MODUL
     if not declared and not cuda:
         return []
     seen = ask(module=module)
-    numbers = declared or _first(cuda, dev)
-    paths = [f"{dev}/{name}" for name in (*(f"nvidia{number}" for number in numbers), *COMMON_DEVICES)]
+    numbers = declared or _first(cuda, [row["index"] for row in seen.rows] or _minors(dev))
+    paths = [*(file_of(number, seen.rows, dev) for number in numbers), *(f"{dev}/{name}" for name in COMMON_DEVICES)]
     who, groups = system.name_of(os.geteuid()), [system.group_of(gid) for gid in os.getgroups()]
     judged = [] if os.path.exists(f"{dev}/dxg") else [ailments.device(_seen(path), who, groups) for path in paths]
     problems = [problem for problem in judged if problem is not None]
@@ -97,7 +98,19 @@ def check(declared: list[int], cuda: int, *, dev: str = DEV, module: str = MODUL
         raise Refusal("preflight", f"{wanted}, and {unknown.what}", unknown.hint)
     if not seen.program:
         return [f"GPU {', '.join(map(str, numbers))}: the device files open; no nvidia-smi is here to ask more"]
-    return [_described(row) for row in seen.rows if row["index"] in numbers]
+    return [_described(row, seen.rows) for row in seen.rows if row["index"] in numbers]
+
+
+def file_of(number: int, rows: list[dict[str, Any]], dev: str = DEV) -> str:
+    """The device file of the GPU that nvidia-smi, which has given these rows, numbers so. It counts what it finds from
+    0 on, so that in a container which has only /dev/nvidia2 that one is number 0."""
+    minors = _minors(dev)
+    place = next((at for at, row in enumerate(rows) if row["index"] == number), None)
+    return f"{dev}/nvidia{number if place is None or len(minors) != len(rows) else minors[place]}"
+
+
+def _minors(dev: str) -> list[int]:
+    return sorted(int(name[6:]) for name in os.listdir(dev) if re.fullmatch(r"nvidia[0-9]+", name))
 
 
 def _wanted(declared: list[int], cuda: int) -> str:
@@ -106,9 +119,8 @@ def _wanted(declared: list[int], cuda: int) -> str:
     return f"the configuration asks for {cuda} CUDA device{'s' if cuda > 1 else ''}"
 
 
-def _first(count: int, dev: str) -> list[int]:
-    """As many as there are of the first `count` GPUs; if too few are there, the next ones are missing by name."""
-    there = sorted(int(name[6:]) for name in os.listdir(dev) if re.fullmatch(r"nvidia[0-9]+", name))
+def _first(count: int, there: list[int]) -> list[int]:
+    """As many as are `there` of the first `count` GPUs; if too few are, the next ones are missing by name."""
     return (there + [number for number in range(64) if number not in there])[:count]
 
 
@@ -132,15 +144,18 @@ def _seen(path: str) -> Device:
     )  # fmt: skip
 
 
-def kept(devices: set[str], *, within_s: float = KEPT_S) -> list[str]:
-    """What of the memory of these GPUs is still in use when nobody here has them open any more."""
+def kept(devices: set[str], numbers: list[int], *, within_s: float = KEPT_S) -> list[str]:
+    """What of the memory of these GPUs is still in use when nobody here has them open any more: those with these
+    device files, and those that nvidia-smi numbers so."""
     give_up_at = time.monotonic() + within_s
-    while devices:
-        full = [row for row in ask().rows if f"{DEV}/nvidia{row['index']}" in devices and _in_use(row)]
+    while devices or numbers:
+        rows = ask().rows
+        files = {row["index"]: file_of(row["index"], rows) for row in rows}
+        full = [row for row in rows if (files[row["index"]] in devices or row["index"] in numbers) and _in_use(row)]
         said = [
             f"GPU {row['index']}: {row['memory_used_mib']:,} of {row['memory_total_mib']:,} MiB are still in use, and "
             "no process that can be seen there has it open"
-            for row in full if not _holders(f"{DEV}/nvidia{row['index']}")
+            for row in full if not holders(files[row["index"]])
         ]  # fmt: skip
         if not said or time.monotonic() > give_up_at:
             return said
@@ -153,23 +168,20 @@ def _in_use(row: dict[str, Any]) -> bool:
     return bool(used and total and used > total // 20)
 
 
-def _described(row: dict[str, Any]) -> str:
+def _described(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     text = f"GPU {row['index']} {row['name']}"
     used, total = row["memory_used_mib"], row["memory_total_mib"]
     if used is not None and total is not None:
         text += f": {total - used:,} of {total:,} MiB free"
-    holders = _holders(f"{DEV}/nvidia{row['index']}")
-    if holders:
-        text += f", open in {', '.join(holders[:3])}" + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
+    if found := holders(file_of(row["index"], rows)):
+        names = [f"{one.name} (pid {one.pid})" for one in found]
+        text += f", open in {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     elif _in_use(row):
         text += ", and who uses the rest cannot be seen from here"
     return text
 
 
-def _holders(path: str) -> list[str]:
+def holders(path: str) -> list[Process]:
     """The processes of this container that have a GPU open."""
-    found = []
-    for pid in proc.pids():
-        if any(target == path for _, target in proc.open_paths(pid)) and (process := proc.stat(pid)):
-            found.append(f"{process[0].name} (pid {pid})")
-    return found
+    open_in = (pid for pid in proc.pids() if any(target == path for _, target in proc.open_paths(pid)))
+    return [found[0] for pid in open_in if (found := proc.stat(pid)) is not None]

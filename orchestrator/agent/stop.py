@@ -46,10 +46,10 @@ def run(call: Call) -> None:
     if (host := records.elsewhere(found[1])) is not None and records.exit_record(paths) is None:
         raise Refusal("preflight", f"{run_id} is a run of the host {host}: it can only be stopped there")
     nonce, request = found[0].nonce, _request(call)
-    used = set()
+    devices, numbers = set[str](), list[int]()
     if processes := tree(paths, nonce):
+        devices = set(proc.gpu_devices(processes))
         numbers = records.gpu_numbers(found[0], records.gpu_claim(paths, nonce))
-        used = {*proc.gpu_devices(processes), *(f"{gpu.DEV}/nvidia{number}" for number in numbers)}
     if processes or unsettled(paths) or records.supervisor(paths) is None:  # else it was over before anybody asked
         if records.exit_record(paths) is None:
             _note(paths, request)
@@ -58,7 +58,7 @@ def run(call: Call) -> None:
     left = tree(paths, nonce)
     call.emit({
         "final": True, "probe": to_json(last), "remaining": [to_json(process) for process in left],
-        "kept": [] if left else gpu.kept(used),
+        "kept": [] if left else gpu.kept(devices, numbers),
     })  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def between(fleet: Fleet, one: One, other: One) -> Result:
         notes.append(f"B is older than A: specctl compare {other.run_id} {one.run_id} asks it the other way round")
     files, unknown = _files(fleet, one, other)
     config = _config_diff(one, other)
-    changes = _changes(one.history, other.history) + _argv(one, other)
+    changes = _gpus(one, other) + _changes(one.history, other.history) + _argv(one, other)
     changed = bool(files or unknown or config or changes)
     return Result(
         a=one, b=other, files=files, files_unknown=unknown, config_diff=config, changes=changes,
@@ -204,6 +204,15 @@ def _config_diff(a: One, b: One) -> str:
     return codediff.unified(old, new, *names)
 
 
+def _gpus(a: One, b: One) -> list[Change]:
+    """Those that were claimed, or else those that were asked for."""
+    claims = [one.seen.probe.gpu_claim for one in (a, b)]
+    held = [", ".join(f"{gpu.name} {gpu.uuid}" for gpu in claim.held) if claim else "" for claim in claims]
+    asked = [one.history.spec.gpus for one in (a, b)]
+    one, other = (_said(words or numbers) for words, numbers in zip(held, asked, strict=True))
+    return [Change(word="GPUs", a=one, b=other)] if one != other else []
+
+
 def _changes(a: History, b: History) -> list[Change]:
     changes = []
 
@@ -212,7 +221,6 @@ def _changes(a: History, b: History) -> list[Change]:
             changes.append(Change(word=word, a=_said(one), b=_said(other)))
 
     compare("host", a.host, b.host)
-    compare("GPUs", a.spec.gpus, b.spec.gpus)
     for name in sorted({*a.versions, *b.versions}):
         compare(f"version of {name}", a.versions.get(name), b.versions.get(name))
     if a.packages is not None and b.packages is not None:

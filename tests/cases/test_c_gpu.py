@@ -170,6 +170,17 @@ def test_a_gpu_that_is_not_there_is_named(smi: Smi, dev: Path) -> None:
     assert "the configuration asks for 4 CUDA devices" in refusal.message and "nvidia2 is not there" in refusal.message
 
 
+def test_a_container_that_has_the_third_gpu_only_has_it_as_number_0(smi: Smi, dev: Path) -> None:
+    smi(TWO.splitlines()[0] + "\n")
+    (dev / "nvidia1").unlink()
+    (dev / "nvidia0").rename(dev / "nvidia2")
+    for declared, cuda in (([0], 0), ([], 1)):
+        assert gpu.check(declared, cuda, dev=str(dev)) == ["GPU 0 NVIDIA GeForce RTX 3090: 23,552 of 24,576 MiB free"]
+    (dev / "nvidia2").unlink()
+    os.mkfifo(dev / "nvidia2")
+    assert "nvidia2 is no device" in refused(dev, [0]).message
+
+
 def test_without_nvidia_smi_the_device_files_are_what_counts(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.system, "search_path", lambda: "/nonexistent")
     assert "no nvidia-smi is here" in gpu.check([0], 0, dev=str(dev))[0]
