@@ -34,8 +34,9 @@ NAME = "specctl-gpus"
 HELD, NAMED = 0, 1
 TURN_S = 5.0
 """How long the others may take with their turn: it is a matter of milliseconds, unless one was stopped amid it."""
-KEEP_S = 600.0
-"""How often a name in the folder is touched, for programs that clean up by age."""
+LOOK_S, TOUCH_S = 5.0, 600.0
+"""How often a holder looks whether its locks are where others look for them, and touches them, for programs that clean
+up by age."""
 RECORD_BYTES = 16 << 10
 TICKET = re.compile(r"(\d{12})\.ticket")
 FORGOTTEN = re.compile(r"\.[a-z0-9-]+\.tmp")
@@ -77,7 +78,9 @@ class Claims:
         self.number: int | None = None
         """Its place in line."""
         self._ticket: int | None = None
-        self._kept_at = time.monotonic()
+        self._since = claimant.since
+        """When it asked last: since then it has what it has."""
+        self._looked_at = self._touched_at = time.monotonic()
 
     def take(self, used: Mapping[str, str], *, wait: bool) -> list[Obstacle]:
         """Takes what is asked for, all or nothing. Returns nothing when it has it, or else what stands in its way; with
@@ -92,6 +95,7 @@ class Claims:
             before = ahead(line(self.folder), self.pool, self.number)
             obstacles = {one.uuid: obstacle(self.folder, one, used, before) for one in self.pool}
             free = [one for one in self.pool if obstacles[one.uuid] is None]
+            self._since = time.time()
             if len(free) >= self.count and self._lock(free[: self.count]):
                 self._leave()
                 return []
@@ -107,13 +111,27 @@ class Claims:
         return self._ticket is not None and locks.stands(self._ticket, self._path(self.number or 0))
 
     def keep(self) -> None:
-        """To be called now and then: a cleaner of old files must not take the claim for one."""
-        if time.monotonic() - self._kept_at < KEEP_S:
+        """To be called now and then: whoever cleans up must not take a claim for something old, and one whose file has
+        been removed is made anew, unless another has been quicker."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
             return
-        self._kept_at = time.monotonic()
-        for fd in (*self.held.values(), *([self._ticket] if self._ticket is not None else [])):
-            with suppress(OSError):
-                os.utime(fd)
+        self._looked_at = now
+        gone = [
+            one for one in self.pool
+            if one.uuid in self.held and not locks.stands(self.held[one.uuid], lock_path(self.folder, one))
+        ]  # fmt: skip
+        with suppress(OSError):
+            for one in gone:
+                with self._turn() as mine:
+                    if mine and (fd := self._lock_one(one)) is not None:
+                        os.close(self.held[one.uuid])
+                        self.held[one.uuid] = fd
+        if now - self._touched_at > TOUCH_S:
+            self._touched_at = now
+            for fd in (*self.held.values(), *([self._ticket] if self._ticket is not None else [])):
+                with suppress(OSError):
+                    os.utime(fd)
 
     def release(self) -> None:
         self._leave()
@@ -147,22 +165,32 @@ class Claims:
 
     def _lock(self, gpus: Sequence[Device]) -> bool:
         taken: dict[str, int] = {}
-        name = _text(to_json(dataclasses.replace(self.claimant, since=time.time())))
         try:
             for one in gpus:
-                path = lock_path(self.folder, one)
-                fd = taken[one.uuid] = locks.open_shared(path)
-                if not locks.take(fd, HELD) or not locks.stands(fd, path):
+                if (fd := self._lock_one(one)) is None:
                     return False
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, name, 0)
-                if not locks.take(fd, NAMED):
-                    return False
+                taken[one.uuid] = fd
             self.held, taken = taken, {}
         finally:
             for fd in taken.values():
                 os.close(fd)
         return True
+
+    def _lock_one(self, one: Device) -> int | None:
+        """The open file with its lock, and the name in it."""
+        path = lock_path(self.folder, one)
+        fd = locks.open_shared(path)
+        try:
+            if locks.take(fd, HELD) and locks.stands(fd, path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, _text(to_json(dataclasses.replace(self.claimant, since=self._since))), 0)
+                if locks.take(fd, NAMED):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
 
     def _queue(self) -> None:
         """Takes the last place in line. Its ticket is whole and locked before it has a name that counts."""

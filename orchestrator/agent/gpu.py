@@ -74,9 +74,11 @@ def kernel_module(path: str = MODULE) -> str | None:
     return ailments.kernel_module(proc.read(path).decode("utf-8", "replace"))
 
 
-def check(declared: list[int], cuda: int, *, dev: str = DEV, module: str = MODULE) -> list[str]:
+def check(
+    declared: list[int], cuda: int, *, asked: bool = False, dev: str = DEV, module: str = MODULE
+) -> list[str]:
     """What can be said of the GPUs a launch wants: those that are `declared`, or as many as its configuration names as
-    `cuda` devices. Raises `Refusal` when CUDA cannot work for this user."""
+    `cuda` devices; `asked`: whoever launches has named them. Raises `Refusal` when CUDA cannot work for this user."""
     if not declared and not cuda:
         return []
     seen = ask(module=module)
@@ -85,7 +87,7 @@ def check(declared: list[int], cuda: int, *, dev: str = DEV, module: str = MODUL
     who, groups = system.name_of(os.geteuid()), [system.group_of(gid) for gid in os.getgroups()]
     judged = [] if os.path.exists(f"{dev}/dxg") else [ailments.device(_seen(path), who, groups) for path in paths]
     problems = [problem for problem in judged if problem is not None]
-    wanted = _wanted(declared, cuda)
+    wanted = _wanted(declared, cuda, asked=asked)
     if seen.why is not None:
         more = f"; {problems[0].what}" if problems else ""
         raise Refusal("preflight", f"{wanted}, and {seen.why}{more}", seen.hint)
@@ -113,9 +115,9 @@ def _minors(dev: str) -> list[int]:
     return sorted(int(name[6:]) for name in os.listdir(dev) if re.fullmatch(r"nvidia[0-9]+", name))
 
 
-def _wanted(declared: list[int], cuda: int) -> str:
+def _wanted(declared: list[int], cuda: int, *, asked: bool) -> str:
     if declared:
-        return f"GPU {', '.join(map(str, declared))} is declared in `gpus:`"
+        return f"GPU {', '.join(map(str, declared))} is {'asked for' if asked else 'declared in `gpus:`'}"
     return f"the configuration asks for {cuda} CUDA device{'s' if cuda > 1 else ''}"
 
 

@@ -36,7 +36,9 @@ def check(call: Call, *, present: bool, prepares: bool) -> tuple[list[str], bool
     _file_system(call)
     tmux.find()
     tmux.socket_of(call.paths)
-    said = gpu.check([int(number) for number in call.request.get("gpus") or []], int(call.request.get("cuda") or 0))
+    asked = bool((call.request.get("wish") or {}).get("must"))
+    numbers = [int(number) for number in call.request.get("gpus") or []]
+    said = gpu.check(numbers, int(call.request.get("cuda") or 0), asked=asked)
     more, claims = claiming.preflight(call)
     return [*said, *more, *_warnings()], claims
 

@@ -345,6 +345,27 @@ def test_a_cleaner_of_old_files_takes_nobody_the_place_in_line(folder: Path) -> 
     assert first.take({}, wait=True) == []
 
 
+def test_a_holder_whose_lock_has_been_removed_makes_it_anew_unless_another_was_quicker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "LOOK_S", 0.0)
+    holder = claimant(folder, "holder", [ONE, TWO])
+    assert holder.take({}, wait=False) == []
+    for one in (ONE, TWO):
+        (folder / f"{one.uuid}.lock").unlink()
+    thief = claimant(folder, "thief", [TWO])
+    assert thief.take({}, wait=False) == []
+    holder.keep()
+    assert [one.run_id for one in in_the_way(folder, [ONE, TWO])] == ["holder", "thief"]
+    claim = GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE, TWO], count=2, asked_at=0.0, held=[ONE, TWO])
+    assert claims.lost(claim, "holder") == ["1"]
+    thief.release()
+    holder.keep()
+    assert claims.lost(claim, "holder") == []
+    holder.release()
+    assert in_the_way(folder, [ONE, TWO]) == []
+
+
 def test_nothing_is_followed_or_waited_for_that_somebody_has_put_there(folder: Path) -> None:
     target = folder.parent / "precious"
     target.write_text("precious")

@@ -196,6 +196,14 @@ def test_who_waits_in_line_is_queued_and_nothing_else_until_its_program_runs(cha
     assert (verdict.state, why in verdict.why) == (state, True), verdict
 
 
+def test_a_claim_that_is_void_while_the_run_goes_on_is_told():
+    held = dataclasses.replace(CLAIM, granted_at=NOW - 9, held=CLAIM.pool)
+    assert "its claim of GPU 1 is gone: somebody has" in judge(look(gpu_claim=held, gpus_lost=["1"])).why
+    assert "supervisor gone, and with it its claim of GPU 0, 1" in judge(
+        look(gpu_claim=held, supervisor_alive=False)
+    ).why
+
+
 def test_the_time_in_line_is_no_time_in_which_a_run_was_silent():
     old = dataclasses.replace(BARE, modified_at=NOW - 9000)
     claim = dataclasses.replace(CLAIM, granted_at=NOW - 2)
