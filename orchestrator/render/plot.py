@@ -72,6 +72,7 @@ def picture(result: Result, path: Path) -> None:
 
     curves = [result.lines(metric) for metric in result.metrics]
     unit_s, unit = _unit([line for lines in curves for line in lines])
+    styles = _styles([line for lines in curves for line in lines])
     figure, axes = plt.subplots(
         len(result.metrics), 1, sharex=True, squeeze=False, figsize=(10, 1.2 + 3.2 * len(result.metrics)),
         layout="constrained",
@@ -83,10 +84,14 @@ def picture(result: Result, path: Path) -> None:
             )
             if result.by == "time":
                 x = [value / unit_s for value in x]
-            (drawn,) = axis.plot(x, y, linewidth=1.4, label=_drawn(one.label), marker="." if len(x) < 30 else None)
+            colour, dashes = styles[one.label]
+            axis.plot(
+                x, y, color=colour, linestyle=dashes, linewidth=1.4 if one.worker is None else 0.9,
+                label=_drawn(one.label), marker="." if len(x) < 30 else None,
+            )  # fmt: skip
             low = [value - around for value, around in zip(y, spread, strict=True)]
             high = [value + around for value, around in zip(y, spread, strict=True)]
-            axis.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_ylabel(_drawn(NAMES.get(metric, metric)))
         axis.grid(alpha=0.25)
         for side in ("top", "right"):
@@ -102,6 +107,24 @@ def picture(result: Result, path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error}", hint="--png FILE.png, or .svg or .pdf") from None
     finally:
         plt.close(figure)
+
+
+WORKERS: list[Any] = [":", "--", "-.", (0, (6, 2)), (0, (1, 3))]
+
+
+def _styles(lines: list[Line]) -> dict[str, tuple[str, Any]]:
+    """Colour and dashes by label: a run has a colour, which its workers' lines share, dashed each in its own way."""
+    runs = list(dict.fromkeys(line.run_id for line in lines))
+    workers: dict[str, dict[str | None, None]] = {}
+    for line in lines:
+        if line.worker is not None:
+            workers.setdefault(line.run_id, {})[line.worker] = None
+    return {
+        line.label: (
+            f"C{runs.index(line.run_id) % 10}",
+            "-" if line.worker is None else WORKERS[list(workers[line.run_id]).index(line.worker) % len(WORKERS)],
+        ) for line in lines
+    }  # fmt: skip
 
 
 def _drawn(name: str) -> str:

@@ -42,10 +42,16 @@ class Drawn:
 class Line:
     """One line of a plot: None, None is a gap. `x` is a step, or seconds since the launch."""
 
-    label: str
+    run_id: str
+    worker: str | None
+    """None: of the run itself."""
     x: list[float | None]
     y: list[float | None]
     spread: list[float | None]
+
+    @property
+    def label(self) -> str:
+        return self.run_id if self.worker is None else f"{self.run_id} {self.worker}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +66,7 @@ class Result:
         for run in self.runs:
             for one in run.series:
                 if one.metric == metric:
-                    label = run.run_id if one.worker is None else f"{run.run_id} {one.worker}"
-                    found.append(_line(one, label, since=run.probe.created_at, by=self.by))
+                    found.append(_line(one, run.run_id, since=run.probe.created_at, by=self.by))
         return found
 
 
@@ -108,7 +113,7 @@ def of_run(fleet: Fleet, run: Run, metrics: list[str], *, workers: bool, rows: i
     )  # fmt: skip
 
 
-def _line(series: Series, label: str, *, since: float, by: By) -> Line:
+def _line(series: Series, run_id: str, *, since: float, by: By) -> Line:
     x: list[float | None] = []
     y: list[float | None] = []
     spread: list[float | None] = []
@@ -120,4 +125,4 @@ def _line(series: Series, label: str, *, since: float, by: By) -> Line:
         x.append(place)
         y.append(row.sums.mean)
         spread.append(row.sums.spread)
-    return Line(label=label, x=x, y=y, spread=spread)
+    return Line(run_id=run_id, worker=series.worker, x=x, y=y, spread=spread)
