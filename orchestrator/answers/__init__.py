@@ -14,7 +14,7 @@ from orchestrator.answers.base import Error, Head, Reach
 from orchestrator.codediff import FileChange
 from orchestrator.comparison import Side
 from orchestrator.doctor.check import Outcome
-from orchestrator.verbs import log_errors, show, watch
+from orchestrator.verbs import log_errors, plot, show, watch
 
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "launch": (runs.Launch, runs.Plan),
@@ -43,6 +43,7 @@ BESIDE: dict[Any, Any] = {
     runs.Show: show.Shown,
     judged.Compared: Side,
     judged.File: FileChange,
+    judged.PlotLine: plot.Line,
     moved.Surveyed: moved.Declared,
     moved.Checked: Outcome,
 }

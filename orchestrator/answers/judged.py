@@ -8,7 +8,7 @@ from orchestrator.answers.base import Head
 from orchestrator.comparison import Kind, Told
 from orchestrator.model import StateName
 from orchestrator.verbs.compare import Change
-from orchestrator.verbs.plot import By, Line
+from orchestrator.verbs.plot import By
 
 
 class Mean(TypedDict):
@@ -133,13 +133,20 @@ class PlotRun(TypedDict):
     """false: its metrics are so many that they were read in parts."""
 
 
+class PlotLine(TypedDict):
+    """One line, ready to be drawn: null, null is a gap."""
+
+    label: str
+    """The run's id, and the worker's name behind it."""
+
+
 class Plot(Head):
     """Lines, ready to be drawn."""
 
     metrics: list[str]
     by: By
     runs: list[PlotRun]
-    lines: dict[str, list[Line]]
+    lines: dict[str, list[PlotLine]]
     """Figure -> its lines, run by run."""
 
 

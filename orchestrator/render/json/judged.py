@@ -42,7 +42,10 @@ def of_plot(result: plot.Result) -> judged.Plot:
              "observed_at": one.verdict.observed_at, "figures": one.there, "whole": one.whole}
             for one in result.runs
         ],
-        "lines": {metric: [to_json(line) for line in result.lines(metric)] for metric in result.metrics},
+        "lines": {
+            metric: [{**to_json(line), "label": line.label} for line in result.lines(metric)]
+            for metric in result.metrics
+        },
     }  # fmt: skip
 
 
