@@ -26,7 +26,7 @@ from trainer.model.target import Target, drafter_shape, load_target
 from trainer.saves import what_must_stay
 
 CPU = torch.device("cpu")
-PROMPTS = ["def main():"]
+PROMPTS = ["class Popen:"]
 
 
 def make_run(directory: Path, tiny_target: Path) -> None:

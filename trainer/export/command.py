@@ -34,11 +34,17 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
         target_name=arguments.target_name or str(found.target_path),
     )  # fmt: skip
     outcome: Outcome | None = None
+    # What is wrong with these is said before anything is written.
+    device, texts = _device(arguments.device), prompts.reader(arguments.prompts)
     try:
         with package.place(to) as aside:
             contract = made.write(aside, gate=None)
             if arguments.gate:
-                outcome = _through_the_gate(arguments, made, aside, say)
+                say(f"gate: the target writes, and the trainer's drafter drafts ({arguments.arithmetic} on {device})")
+                replay = gate.replay(made, texts, device=device, arithmetic=arguments.arithmetic)
+                blocks = len(replay.drafted.tokens_Nk)
+                say(f"gate: the reference decoder reads the export, and drafts the same {blocks} blocks")
+                outcome = gate.judge(aside, replay, say=say)
                 if outcome.differences:
                     raise _Refused
                 contract = contract.model_copy(update={"gate": outcome.gate})
@@ -50,7 +56,7 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
         page.print_json(json.dumps(_facts(made, contract, to, outcome)))
     elif outcome is not None:
         page.print(table(outcome))
-        page.print(below(outcome), highlight=False)
+        page.print("\n".join(below(outcome)), highlight=False, soft_wrap=True)
     if refused:
         assert outcome is not None
         say(f"{made.source.path} is not exported: {refusal(outcome)}")
@@ -58,15 +64,6 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
     if not arguments.json:
         page.print("\n".join(summary(made, contract, to)), highlight=False, soft_wrap=True)
     return 0
-
-
-def _through_the_gate(arguments: argparse.Namespace, made: Package, aside: Path, say: Callable[[str], None]
-                      ) -> Outcome:  # fmt: skip
-    device, arithmetic = _device(arguments.device), arguments.arithmetic
-    say(f"gate: the target writes after each prompt, and the trainer's drafter drafts ({arithmetic} on {device})")
-    replay = gate.replay(made, prompts.reader(arguments.prompts), device=device, arithmetic=arithmetic)
-    say(f"gate: the reference decoder reads the export, and drafts the same {len(replay.drafted.tokens_Nk)} blocks")
-    return gate.judge(aside, replay, say=say)
 
 
 def refusal(outcome: Outcome) -> str:
@@ -112,11 +109,16 @@ def table(outcome: Outcome) -> Table:
     return shown
 
 
-def below(outcome: Outcome) -> str:
+def below(outcome: Outcome) -> list[str]:
     """What the table comes to."""
     mean = 1 + sum(outcome.gate.kept_by_trainer) / outcome.gate.blocks
-    said = f"{mean:.2f} tokens a block, with the target's own token behind those that it keeps"
-    return said + (f"; {outcome.ties} ties, where two tokens are as good as each other" if outcome.ties else "")
+    lines = [f"{mean:.2f} tokens a block, with the target's own token behind those that it keeps"]
+    if outcome.ties:
+        lines.append(f"ties, where two tokens are as good as each other: {outcome.ties}")
+    if not outcome.differences:
+        also = "" if any(outcome.gate.kept_by_trainer) else "; no slot is kept, and hidden states were compared"
+        lines.append(f"gate passed: the export decodes as it was trained{also}")
+    return lines
 
 
 def _facts(made: Package, contract: Contract, to: Path, outcome: Outcome | None) -> dict[str, Any]:
