@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from orchestrator.agent import claims, devices, files, gpu, locks, records, system
+from orchestrator.agent import claimed, claims, devices, files, gpu, locks, records, system
 from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.main import Call, Refusal
@@ -58,7 +58,7 @@ def preflight(call: Call) -> tuple[list[str], bool]:
     if not pool:
         return [], False
     folder, count = folder_of(wish), wish.count or len(pool)
-    found = claims.obstacles(folder, pool, claims.ahead(claims.line(folder), pool, None))
+    found = claimed.obstacles(folder, pool, claimed.ahead(claimed.line(folder), pool, None))
     what = _wish(pool, count)
     if len(pool) - len(found) >= count:
         return [], True
@@ -127,7 +127,7 @@ class Claiming:
         )  # fmt: skip
         self.claims = claims.Claims(folder, pool, claim.count, Claimant(
             run_id=self.spec.run_id, place=wish.place, host=os.uname().nodename, owner=self.spec.owner,
-            boot=claims.boot_id(), since=time.time(),
+            boot=claimed.boot_id(), since=time.time(),
         ))  # fmt: skip
         try:
             claim = self._wait(claim, self.claims) if wish.queue else self._at_once(claim, self.claims)
@@ -186,8 +186,8 @@ class Claiming:
 
     @staticmethod
     def _look(claim: GpuClaim, mine: claims.Claims) -> list[Obstacle]:
-        before = claims.ahead(claims.line(claim.claims_dir), claim.pool, mine.number)
-        return claims.obstacles(claim.claims_dir, claim.pool, before, deep=False)
+        before = claimed.ahead(claimed.line(claim.claims_dir), claim.pool, mine.number)
+        return claimed.obstacles(claim.claims_dir, claim.pool, before, deep=False)
 
     def _heed(self, claim: GpuClaim) -> None:
         """Raises `NotGranted` when somebody has stopped the run, or has removed it."""

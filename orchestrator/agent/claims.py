@@ -20,35 +20,20 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
-from orchestrator.agent import locks
-from orchestrator.model import Claimant, Device, GpuClaim, InLine, Misfit, Obstacle, from_json, to_json
-from orchestrator.record import record
-
-T = TypeVar("T")
+from orchestrator.agent import claimed, locks
+from orchestrator.agent.claimed import HELD, NAMED, TICKET, Ticket
+from orchestrator.model import Claimant, Device, Obstacle, to_json
 
 PLACES = ("/run/lock", "/tmp")
 """Where a container keeps its claims by itself: the first of these in which everybody may make a folder."""
 NAME = "specctl-gpus"
-HELD, NAMED = 0, 1
 TURN_S = 5.0
 """How long the others may take with their turn: it is a matter of milliseconds, unless one was stopped amid it."""
 LOOK_S, TOUCH_S = 5.0, 600.0
 """How often a holder looks whether its locks are where others look for them, and touches them, for programs that clean
 up by age."""
-RECORD_BYTES = 16 << 10
-TICKET = re.compile(r"(\d{12})\.ticket")
 FORGOTTEN = re.compile(r"\.[a-z0-9-]+\.tmp")
-
-
-@record
-class Ticket:
-    """A place in line."""
-
-    number: int
-    claimant: Claimant
-    uuids: list[str]
 
 
 def folder_of(claims_dir: str | None) -> str:
@@ -92,8 +77,8 @@ class Claims:
             tidy(self.folder)
             if not self.in_line:
                 self._leave()  # somebody has cleaned up: at the end of the line is better than nowhere
-            before = ahead(line(self.folder), self.pool, self.number)
-            obstacles = {one.uuid: obstacle(self.folder, one, used, before) for one in self.pool}
+            before = claimed.ahead(claimed.line(self.folder), self.pool, self.number)
+            obstacles = {one.uuid: claimed.obstacle(self.folder, one, used, before) for one in self.pool}
             free = [one for one in self.pool if obstacles[one.uuid] is None]
             self._since = time.time()
             if len(free) >= self.count and self._lock(free[: self.count]):
@@ -119,7 +104,7 @@ class Claims:
         self._looked_at = now
         gone = [
             one for one in self.pool
-            if one.uuid in self.held and not locks.stands(self.held[one.uuid], lock_path(self.folder, one))
+            if one.uuid in self.held and not locks.stands(self.held[one.uuid], claimed.lock_path(self.folder, one))
         ]  # fmt: skip
         with suppress(OSError):
             for one in gone:
@@ -178,7 +163,7 @@ class Claims:
 
     def _lock_one(self, one: Device) -> int | None:
         """The open file with its lock, and the name in it."""
-        path = lock_path(self.folder, one)
+        path = claimed.lock_path(self.folder, one)
         fd = locks.open_shared(path)
         try:
             if locks.take(fd, HELD) and locks.stands(fd, path):
@@ -196,7 +181,7 @@ class Claims:
         """Takes the last place in line. Its ticket is whole and locked before it has a name that counts."""
         aside = os.path.join(self.folder, f".{self.claimant.run_id}-{os.urandom(4).hex()}.tmp")
         fd = locks.open_shared(aside)
-        number = max(numbers(self.folder), default=0) + 1
+        number = max(claimed.numbers(self.folder), default=0) + 1
         try:
             locks.take(fd)
             ticket = Ticket(number=number, claimant=self.claimant, uuids=[one.uuid for one in self.pool])
@@ -222,91 +207,6 @@ class Claims:
         return os.path.join(self.folder, f"{number:012d}.ticket")
 
 
-# --- looking, which takes nothing and keeps nobody waiting -----------------------------------------------------------
-
-
-def lock_path(folder: str, one: Device) -> str:
-    return os.path.join(folder, f"{one.uuid.replace('/', '_')}.lock")
-
-
-def numbers(folder: str) -> list[int]:
-    """Of every ticket that lies there, whether somebody still waits with it or not."""
-    return sorted(int(match[1]) for match in map(TICKET.fullmatch, os.listdir(folder)) if match)
-
-
-def line(folder: str) -> list[Ticket]:
-    """Those who wait, in order. Raises `OSError` when the folder cannot be read."""
-    found = []
-    for number in numbers(folder):
-        with suppress(OSError), locks.looking(os.path.join(folder, f"{number:012d}.ticket")) as fd:
-            ticket = _read(fd, Ticket)
-            # Asked last: what was there while it was locked is what its owner has written.
-            if locks.is_held(fd) and ticket is not None:
-                found.append(dataclasses.replace(ticket, number=number))
-    return found
-
-
-def ahead(line: Sequence[Ticket], pool: Sequence[Device], number: int | None) -> list[Ticket]:
-    """Those before `number` (None: before a newcomer) who wait for one of these GPUs, too."""
-    mine = {one.uuid for one in pool}
-    return [one for one in line if (number is None or one.number < number) and not mine.isdisjoint(one.uuids)]
-
-
-def obstacle(folder: str, one: Device, used: Mapping[str, str], ahead: Sequence[Ticket]) -> Obstacle | None:
-    """Why this GPU cannot be had by whoever has these before it in line; None when it can."""
-    try:
-        with locks.looking(lock_path(folder, one)) as fd:
-            # A name counts only while its own lock is held: else it is a predecessor's.
-            holder = _read(fd, Claimant) if locks.is_held(fd, NAMED) else None
-            if locks.is_held(fd, HELD):
-                what = f"held by {_words(holder)}" if holder else "held by somebody who is just taking it"
-                return Obstacle(
-                    gpu=one.number, what=what, since=holder.since if holder else None,
-                    run_id=holder.run_id if holder else None,
-                )  # fmt: skip
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        return Obstacle(gpu=one.number, what=f"out of reach: {lock_path(folder, one)}: {error.strerror}")
-    if one.uuid in used:
-        return Obstacle(gpu=one.number, what=used[one.uuid])
-    for ticket in ahead:
-        if one.uuid in ticket.uuids:
-            who = ticket.claimant
-            return Obstacle(gpu=one.number, what=f"free, but {_words(who)} waits for it", run_id=who.run_id)
-    return None
-
-
-def obstacles(folder: str, pool: Sequence[Device], before: Sequence[Ticket], *, deep: bool = True) -> list[Obstacle]:
-    """What stands in the way of whoever has these before it in line; `deep`: also who uses what nobody has claimed.
-    Raises `OSError`."""
-    found = [obstacle(folder, one, {}, before) for one in pool]
-    if deep and None in found:
-        from orchestrator.agent import devices  # which a look at what is claimed need not pay for
-
-        used = devices.used([one for one, why in zip(pool, found, strict=True) if why is None])
-        found = [why or obstacle(folder, one, used, before) for one, why in zip(pool, found, strict=True)]
-    return [one for one in found if one is not None]
-
-
-def lost(claim: GpuClaim, run_id: str) -> list[str]:
-    """The numbers of what a run has claimed, and has not locked any more: somebody has removed its files."""
-    found = {one.number: obstacle(claim.claims_dir, one, {}, ()) for one in claim.held}
-    return [number for number, why in found.items() if why is None or why.run_id != run_id]
-
-
-def stand(claim: GpuClaim, run_id: str) -> InLine:
-    """Where a queued run stands, and what it waits for."""
-    try:
-        waiting = line(claim.claims_dir)
-        own = next((one.number for one in waiting if one.claimant.run_id == run_id), None)
-        before = ahead(waiting, claim.pool, own)
-        found = obstacles(claim.claims_dir, claim.pool, before)
-    except OSError as error:
-        return InLine(position=0, problem=f"{claim.claims_dir} cannot be read: {error.strerror}")
-    return InLine(position=len(before) + 1, ahead=[one.claimant.run_id for one in before], obstacles=found)
-
-
 def tidy(folder: str) -> None:
     """Removes what the dead have left in line; only with the turn. What is another user's stays, and counts for
     nothing."""
@@ -318,24 +218,5 @@ def tidy(folder: str) -> None:
                     os.unlink(path)
 
 
-def boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
-def _words(who: Claimant) -> str:
-    if who.boot == boot_id():
-        return who.words
-    return f"{who.words}, under another kernel: the folder is shared by machines, and must not be"
-
-
 def _text(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"
-
-
-def _read(fd: int, cls: type[T]) -> T | None:
-    try:
-        return from_json(cls, json.loads(os.pread(fd, RECORD_BYTES, 0)))
-    except (OSError, ValueError, RecursionError, Misfit):
-        return None
-

@@ -216,11 +216,11 @@ def _one(
     ]
     claim, in_line, lost = records.gpu_claim(paths, spec.nonce), None, list[str]()
     if claim is not None and watcher is not None and supervisor and ended is None:
-        from orchestrator.agent import claims  # which a look at a run without a GPU need not pay for
+        from orchestrator.agent import claimed  # which a look at a run without a GPU need not pay for
 
         if claim.waiting and supervisor.program_pid is None:
-            in_line = claims.stand(claim, spec.run_id)
-        lost = claims.lost(claim, spec.run_id)
+            in_line = claimed.stand(claim, spec.run_id)
+        lost = claimed.lost(claim, spec.run_id)
     beat = records.heartbeat(paths, spec.nonce, same_boot=same_boot is True)
     program_exit = supervisor.program_exit if supervisor else None
     if program_exit is not None:

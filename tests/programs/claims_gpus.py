@@ -4,12 +4,12 @@ import sys
 import time
 
 sys.path.insert(0, sys.argv[1])
-from orchestrator.agent import claims
+from orchestrator.agent import claimed, claims
 from orchestrator.model import Claimant, Device
 
 _, _, folder, name, count, uuids, done = sys.argv
 pool = [Device(number=str(number), uuid=uuid) for number, uuid in enumerate(uuids.split(","))]
-who = Claimant(run_id=name, place="box, container 200 on pve1", host="gpu1", owner="a@laptop", boot=claims.boot_id(),
+who = Claimant(run_id=name, place="box, container 200 on pve1", host="gpu1", owner="a@laptop", boot=claimed.boot_id(),
                since=time.time())  # fmt: skip
 mine = claims.Claims(folder, pool, int(count), who)
 while mine.take({}, wait=True):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.agent import claims, locks
+from orchestrator.agent import claimed, claims, locks
 from orchestrator.agent.claims import Claims
 from orchestrator.model import Claimant, Device, GpuClaim, Obstacle
 from tests.driver import PROGRAMS, poll_until
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def who(name: str) -> Claimant:
     return Claimant(run_id=name, place="box, container 200 on pve1", host="gpu1", owner="a@laptop",
-                    boot=claims.boot_id(), since=time.time())  # fmt: skip
+                    boot=claimed.boot_id(), since=time.time())  # fmt: skip
 
 
 def claimant(folder: Path, name: str, pool: Sequence[Device] = (ONE,), count: int | None = None) -> Claims:
@@ -44,7 +44,7 @@ def claimant(folder: Path, name: str, pool: Sequence[Device] = (ONE,), count: in
 
 
 def in_the_way(folder: Path, pool: Sequence[Device] = (ONE,)) -> list[Obstacle]:
-    return claims.obstacles(str(folder), pool, claims.ahead(claims.line(str(folder)), pool, None), deep=False)
+    return claimed.obstacles(str(folder), pool, claimed.ahead(claimed.line(str(folder)), pool, None), deep=False)
 
 
 class Process:
@@ -112,10 +112,11 @@ def test_the_name_that_a_dead_holder_has_left_is_not_its_successors(folder: Path
     old = claimant(folder, "old")
     assert old.take({}, wait=False) == []
     old.release()
-    fd = locks.open_shared(claims.lock_path(str(folder), ONE))
-    assert locks.take(fd, claims.HELD)
+    fd = locks.open_shared(claimed.lock_path(str(folder), ONE))
+    assert locks.take(fd, claimed.HELD)
     assert [one.what for one in in_the_way(folder)] == ["held by somebody who is just taking it"]
-    assert claims.lost(GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE], count=1, asked_at=0.0, held=[ONE]), "old")
+    claim = GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE], count=1, asked_at=0.0, held=[ONE])
+    assert claimed.lost(claim, "old") == ["0"]
     os.close(fd)
 
 
@@ -134,11 +135,11 @@ def test_twenty_who_wait_get_it_one_after_another_in_order(folder: Path, start: 
     waiting = [start(f"run-{n:02}") for n in range(20)]
     assert [one.first for one in waiting] == [f"in line {n}\n" for n in range(1, 21)]
     claim = GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE], count=1, asked_at=0.0, queued_at=0.0)
-    stands = claims.stand(claim, "run-19")
+    stands = claimed.stand(claim, "run-19")
     assert stands.position == 20 and stands.ahead[-1] == "run-18" and stands.obstacles[0].run_id == "holder"
     for number in (3, 11, 12, 19):  # in the middle, beside each other, at the end
         waiting[number].kill()
-    assert claims.stand(claim, "run-18").position == 16
+    assert claimed.stand(claim, "run-18").position == 16
     left = [one for number, one in enumerate(waiting) if number not in (3, 11, 12, 19)]
     holder.kill()
     for one in left:
@@ -146,7 +147,7 @@ def test_twenty_who_wait_get_it_one_after_another_in_order(folder: Path, start: 
         one.let_go()
     got = left[0].done.read_text().splitlines()
     assert got == ["holder", *(f"run-{n:02}" for n in range(20) if n not in (3, 11, 12, 19))]
-    assert claims.line(str(folder)) == [] and in_the_way(folder) == []
+    assert claimed.line(str(folder)) == [] and in_the_way(folder) == []
 
 
 @pytest.mark.parametrize("scene", ["nobody is there", "it gets in line", "it gets out of line"])
@@ -166,19 +167,19 @@ def test_killed_at_any_point_it_stands_in_nobodys_way(folder: Path, scene: str) 
                     assert mine.take({}, wait=True)
                     os.close(writing)
                     os.read(reading, 1)
-                    assert len(claims.line(str(folder))) == 1
+                    assert len(claimed.line(str(folder))) == 1
                 die_at(point)
                 mine.take({}, wait=True)
             finally:
                 os._exit(0)
         if scene == "it gets out of line":
-            poll_until(lambda: claims.line(str(folder)))
+            poll_until(lambda: claimed.line(str(folder)))
             blocker.release()
         os.close(writing)
         os.close(reading)
         _, status = os.waitpid(pid, 0)
         blocker.release()
-        assert claims.line(str(folder)) == [] and in_the_way(folder, ALL) == []
+        assert claimed.line(str(folder)) == [] and in_the_way(folder, ALL) == []
         after = claimant(folder, "after", ALL)
         assert after.take({}, wait=False) == [], f"call {point}"
         names = sorted(path.name for path in folder.iterdir())
@@ -304,7 +305,7 @@ def test_in_whatever_order_things_happen_the_first_in_line_is_next_and_everybody
         model.holding.pop(0).release()
     while model.holding:
         model.holding.pop().release()
-    assert in_the_way(folder, ALL) == [] and claims.line(str(folder)) == []
+    assert in_the_way(folder, ALL) == [] and claimed.line(str(folder)) == []
 
 
 def test_many_at_once_never_have_the_same_gpu(folder: Path) -> None:
@@ -338,9 +339,9 @@ def test_a_cleaner_of_old_files_takes_nobody_the_place_in_line(folder: Path) -> 
     [ticket] = folder.glob("*.ticket")
     assert first.in_line
     ticket.unlink()
-    assert claims.line(str(folder)) == [] and not first.in_line
+    assert claimed.line(str(folder)) == [] and not first.in_line
     assert first.take({}, wait=True) and first.in_line
-    assert [one.claimant.run_id for one in claims.line(str(folder))] == ["a"]
+    assert [one.claimant.run_id for one in claimed.line(str(folder))] == ["a"]
     holder.release()
     assert first.take({}, wait=True) == []
 
@@ -358,10 +359,10 @@ def test_a_holder_whose_lock_has_been_removed_makes_it_anew_unless_another_was_q
     holder.keep()
     assert [one.run_id for one in in_the_way(folder, [ONE, TWO])] == ["holder", "thief"]
     claim = GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE, TWO], count=2, asked_at=0.0, held=[ONE, TWO])
-    assert claims.lost(claim, "holder") == ["1"]
+    assert claimed.lost(claim, "holder") == ["1"]
     thief.release()
     holder.keep()
-    assert claims.lost(claim, "holder") == []
+    assert claimed.lost(claim, "holder") == []
     holder.release()
     assert in_the_way(folder, [ONE, TWO]) == []
 

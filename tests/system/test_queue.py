@@ -159,7 +159,7 @@ def test_who_dies_in_line_never_started_and_keeps_nobody_waiting(box: Box) -> No
 
 
 def test_a_start_that_is_repeated_adopts_the_run_that_waits(box: Box) -> None:
-    box.started(name="first")
+    first = box.started(name="first")
     second = box.queued(name="second")
     code = """
 import json, os, sys
@@ -167,14 +167,23 @@ from pathlib import Path
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import load_inventory
 fleet = Fleet(load_inventory(None, environ=os.environ, cwd=Path.cwd(), home=Path.home()))
-spec = json.loads(Path(sys.argv[1]).read_text())["spec"]
+spec = {**json.loads(Path(sys.argv[1]).read_text())["spec"], **json.loads(sys.argv[2])}
 print(json.dumps(fleet.agent(fleet.inventory.resolve("local")).call("start", spec=spec, secrets={})))
 """
-    before = box.supervisor(second)
-    answer = subprocess.run([sys.executable, "-c", code, box.run_dir(second) / "run.json"], env=box.environ,
-                            cwd=box.project, capture_output=True, check=True).stdout  # fmt: skip
-    assert json.loads(answer)["adopted"] is True and json.loads(answer)["never_started"] is None
+
+    def start(**changes: Any) -> Any:
+        words = [sys.executable, "-c", code, box.run_dir(second) / "run.json", json.dumps(changes)]
+        return json.loads(
+            subprocess.run(words, env=box.environ, cwd=box.project, capture_output=True, check=True).stdout
+        )
+
+    before, answer = box.supervisor(second), start()
+    assert answer["adopted"] is True and answer["never_started"] is None
     assert box.supervisor(second) == before and box.status(second)["state"] == "QUEUED"
+    # Of two launches at once that have both found the GPUs free, one is second.
+    late = start(run_id="late", nonce="n" * 32, wish={"wanted": True, "must": True, "claims_dir": str(box.claims)})
+    assert f"GPU 0, 1 cannot be claimed: GPU 0, 1 held by run {first}" in late["never_started"], late
+    assert box.status("late")["state"] == "NEVER_STARTED"
 
 
 def test_memory_that_somebody_has_who_cannot_be_seen_is_a_neighbour(box: Box) -> None:
