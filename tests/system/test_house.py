@@ -53,6 +53,13 @@ def test_pure_modules_touch_no_clock_process_or_file(path: Path) -> None:
             assert any(name == module or name.startswith(module + ".") for module in allowed), name
 
 
+@pytest.mark.parametrize("path", sources("orchestrator/doctor"), ids=str)
+def test_the_doctor_judges_what_others_have_seen(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & IMPURE
+    for above in ("verbs", "render", "cli", "fleet", "remote"):
+        assert not uses(path, f"orchestrator.{above}")
+
+
 @pytest.mark.parametrize("path", sources("orchestrator/agent"), ids=str)
 def test_the_agent_imports_only_what_travels_with_it(path: Path) -> None:
     travelling = {name.removesuffix(".py") for name in remote.TRAVELS}
