@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     export_verb.add_argument("--no-gate", dest="gate", action="store_false",
                              help="do not look whether it decodes as it was trained; the contract will say so")
     export_verb.add_argument("--prompts", metavar="FILE", help="for the gate, one on each line (built-in ones)")
-    export_verb.add_argument("--device", default="auto", help="of the gate: cpu, cuda:0 (auto: a GPU if there is one)")
+    export_verb.add_argument("--device", metavar="DEVICE", help="of the gate: cpu, cuda:0 (a GPU if there is one)")
     export_verb.add_argument("--arithmetic", choices=["float32", "bfloat16"], default="float32",
                              help="of the gate; in bfloat16 it takes half the memory and sees less (float32)")
     export_verb.add_argument("--json", action="store_true", help="what came of it as JSON")

@@ -313,6 +313,20 @@ sys.exit(trainer.__main__.main(["export", {str(run)!r}, "--prompts", {prompts!r}
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    (["--prompts", "/no/such"], "--prompts /no/such: cannot be read"),
+    (["--prompts", str(REPOSITORY / "docs" / "schemas" / "pull.v1.json")], "holds JSON, and plain text is needed"),
+    (["--device", "cuda:99"], "--device cuda:99: "),
+    (["--to", str(REPOSITORY)], "holds what is no export's"),
+    (["--target", "/no/such"], "its target /no/such: is not there"),
+])  # fmt: skip
+def test_a_wrong_option_is_one_line_and_leaves_nothing(run: Path, command: Command, options: list[str], said: str
+                                                       ) -> None:  # fmt: skip
+    done = command(str(run), *options)
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
+
+
 def test_without_the_gate_the_contract_says_so(run: Path, command: Command) -> None:
     done = command(str(run), "--no-gate", "--weights", "last")
     assert done.code == 0, done.err

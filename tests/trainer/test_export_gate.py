@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.exports import look
-from trainer.export import formats
+from tests.trainer.exports import CPU, look, prompts_of
+from trainer.export import formats, gate, package
 from trainer.export.contract import Window
 from trainer.export.gate import Replay
 from trainer.export.package import Package
@@ -25,6 +25,14 @@ def test_what_is_exported_decodes_as_it_was_trained_to_the_last_block(made: Pack
     assert outcome.gate.kept_by_trainer == outcome.gate.kept_by_reference
     assert outcome.gate.blocks == 24
     assert min(outcome.gate.kept_by_trainer) > 12, "a drafter that is kept, or the numbers would say nothing"
+
+
+def test_in_bfloat16_rounding_is_no_fault_and_a_fault_is_none_of_rounding(made: Package, tmp_path: Path) -> None:
+    made = package.package(made.source, format="zlab", dtype="bfloat16", target_name="")
+    replay = gate.replay(made, prompts_of, device=CPU, arithmetic="bfloat16")
+    assert look(made, tmp_path / "export", replay).differences == []
+    [said] = look(swapped(made), tmp_path / "fault", replay).diagnosis
+    assert said.startswith("swapped k/v")
 
 
 def laid_out(made: Package, **changes: Any) -> Package:

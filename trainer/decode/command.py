@@ -85,8 +85,9 @@ def _write(arguments: argparse.Namespace) -> int:
 
 def _loaded(arguments: argparse.Namespace) -> Any:
     from trainer.decode import loaded
+    from trainer.device import device_for
 
-    device = loaded.device_for(arguments.device)
+    device = device_for(arguments.device)
     return loaded.load(
         expand_path(arguments.drafter, key="CKPT"), target=arguments.target, device=device, dtype=arguments.dtype,
         weights=arguments.weights, say=complain,

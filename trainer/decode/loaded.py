@@ -82,18 +82,3 @@ def _loaded(target: Target, drafter: Drafter, dtype: DtypeName, *, block_size: i
     ends = target.ends.to(target.device, DTYPES[dtype])
     block_drafter = BlockDrafter(drafter=drafter, ends=ends, block_size=block_size, mask_token_id=mask_token_id)
     return Loaded(target=target, block_drafter=block_drafter, source=source)
-
-
-def device_for(name: str | None) -> torch.device:
-    """Left out, a GPU if there is one. Raises `ConfigError` for one that is not here."""
-    if name is None:
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
-    return device

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from trainer.config import ConfigError
+from trainer.device import device_for
 from trainer.export import gate, package, prompts, source
 from trainer.export.contract import Contract
 from trainer.export.gate import Outcome
@@ -35,7 +35,7 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
     )  # fmt: skip
     outcome: Outcome | None = None
     # What is wrong with these is said before anything is written.
-    device, texts = _device(arguments.device), prompts.reader(arguments.prompts)
+    device, texts = device_for(arguments.device), prompts.reader(arguments.prompts)
     try:
         with package.place(to) as aside:
             contract = made.write(aside, gate=None)
@@ -140,14 +140,3 @@ def _in_the_run(checkpoint: Path) -> Path:
     if root.name != "checkpoints":
         raise ConfigError(f"{checkpoint}: lies in no run's directory; say where the export goes with --to DIR")
     return root.parent / "export"
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return device

@@ -99,8 +99,8 @@ def place(to: Path) -> Iterator[Path]:
         yield aside
         with _told(to):
             sync_folder(aside)
+            shutil.rmtree(replaced, ignore_errors=True)
             if to.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
                 to.rename(replaced)
             aside.rename(to)
             shutil.rmtree(replaced, ignore_errors=True)

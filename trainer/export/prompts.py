@@ -43,6 +43,8 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"--prompts {path}: cannot be read: {error}") from None
     if not any(found):
         raise ConfigError(f"--prompts {path}: no prompt is in there; one stands on each line")
+    if found[0].startswith("{"):
+        raise ConfigError(f"--prompts {path}: holds JSON, and plain text is needed, a prompt on each line")
     return [line for line in found if line]
 
 
