@@ -23,6 +23,7 @@ T = TypeVar("T")
 HELD, NAMED = 0, 1
 """The bytes of a lock file."""
 RECORD_BYTES = 16 << 10
+TEXT_CHARS = 200
 TICKET = re.compile(r"(\d{12})\.ticket")
 
 
@@ -52,7 +53,7 @@ def line(folder: str) -> list[Ticket]:
             ticket = _read(fd, Ticket)
             # Asked last: what was there while it was locked is what its owner has written.
             if locks.is_held(fd) and ticket is not None:
-                found.append(dataclasses.replace(ticket, number=number))
+                found.append(dataclasses.replace(ticket, number=number, claimant=_printable(ticket.claimant)))
     return found
 
 
@@ -68,6 +69,7 @@ def obstacle(folder: str, one: Device, used: Mapping[str, str], ahead: Sequence[
         with locks.looking(lock_path(folder, one)) as fd:
             # A name counts only while its own lock is held: else it is a predecessor's.
             holder = _read(fd, Claimant) if locks.is_held(fd, NAMED) else None
+            holder = holder and _printable(holder)
             if locks.is_held(fd, HELD):
                 what = f"held by {_words(holder)}" if holder else "held by somebody who is just taking it"
                 return Obstacle(
@@ -120,6 +122,18 @@ def stand(claim: GpuClaim, run_id: str) -> InLine:
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
+
+
+def _printable(who: Claimant) -> Claimant:
+    """Anybody may write there, and it is shown on a terminal."""
+
+    def shown(text: str) -> str:
+        return "".join(character if character.isprintable() else "?" for character in text[:TEXT_CHARS])
+
+    return Claimant(
+        run_id=shown(who.run_id), place=shown(who.place), host=shown(who.host), owner=shown(who.owner),
+        boot=shown(who.boot), since=who.since,
+    )  # fmt: skip
 
 
 def _words(who: Claimant) -> str:

@@ -128,8 +128,13 @@ def stopper(paths: RunPaths) -> StopperRecord | None:
 
 
 def gpu_claim(paths: RunPaths, nonce: str) -> GpuClaim | None:
+    """Of this attempt, and only as a supervisor writes it: a program could write there, too."""
     claim = _load(GpuClaim, paths.gpus)
-    return claim if claim is not None and claim.nonce == nonce else None
+    if claim is None or claim.nonce != nonce or not claim.claims_dir.isprintable():
+        return None
+    devices = [*claim.pool, *claim.held]
+    fit = all(one.card >= 0 and f"{one.number}{one.uuid}{one.name}".isprintable() for one in devices)
+    return claim if fit and claim.pool else None
 
 
 def gpu_numbers(spec: RunSpec, claim: GpuClaim | None) -> list[int]:

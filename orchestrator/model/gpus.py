@@ -60,8 +60,9 @@ class Device:
 
     @property
     def card(self) -> int:
-        """The number of the GPU whose it is."""
-        return int(self.number.partition(":")[0])
+        """The number of the GPU whose it is; -1: it is none."""
+        number = self.number.partition(":")[0]
+        return int(number) if number.isascii() and number.isdigit() else -1
 
 
 @record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from orchestrator.agent import claimed, claims, locks
 from orchestrator.agent.claims import Claims
-from orchestrator.model import Claimant, Device, GpuClaim, Obstacle
+from orchestrator.model import Claimant, Device, GpuClaim, Obstacle, to_json
 from tests.driver import PROGRAMS, poll_until
 
 ROOT = Path(__file__).parents[2]
@@ -380,6 +381,23 @@ def test_nothing_is_followed_or_waited_for_that_somebody_has_put_there(folder: P
     with pytest.raises(OSError):
         claimant(folder, "a", [THREE]).take({}, wait=False)
     assert target.read_text() == "precious"
+
+
+def test_what_somebody_has_written_there_does_nothing_to_a_terminal(folder: Path) -> None:
+    first, second = (Claims(str(folder), [ONE], 1, who(f"\x1b[2J{name}\n" + "x" * 999)) for name in "ab")
+    assert first.take({}, wait=False) == []
+    with pytest.raises(OSError):
+        second.take({}, wait=True)  # no name for a file
+    [found] = in_the_way(folder)
+    assert found.what.isprintable() and found.what.startswith("held by run ?[2Ja?xxx") and len(found.what) < 300
+    fd = locks.open_shared(str(folder / "000000000001.ticket"))
+    assert locks.take(fd)
+    os.write(fd, json.dumps(to_json(claimed.Ticket(number=7, claimant=second.claimant, uuids=[ONE.uuid]))).encode())
+    [ticket] = claimed.line(str(folder))
+    assert ticket.number == 1 and ticket.claimant.run_id.isprintable()
+    os.truncate(fd, 9)
+    assert claimed.line(str(folder)) == []
+    os.close(fd)
 
 
 def test_a_turn_that_somebody_does_not_let_go_of_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,12 @@ def test_memory_that_somebody_has_who_cannot_be_seen_is_a_neighbour(box: Box) ->
 def test_a_claim_ends_with_its_supervisor_although_the_run_goes_on_whose_memory_is_seen(box: Box) -> None:
     first = box.started("--gpus", "GPU-b4", name="first")
     (lock := box.claims / f"{ONE}.lock").rename(box.home / "away")
+    record = box.run_dir(first) / "gpus.json"
+    claim = json.loads(record.read_text())
+    for wrong in ({"number": "x"}, {"uuid": "\x1b[2J"}, {"number": 7}):  # as a program may write it
+        record.write_text(json.dumps({**claim, "held": [{**claim["held"][0], **wrong}]}))
+        assert box.status(first)["gpu_claim"] is None, wrong
+    record.write_text(json.dumps(claim))
     poll_until(lock.exists, what="its supervisor made it anew")
     assert "its claim" not in box.status(first)["why"]
     os.kill(box.supervisor(first), signal.SIGKILL)
