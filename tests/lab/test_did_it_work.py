@@ -43,11 +43,12 @@ def screen(laptop: Specctl, a: str, b: str) -> tuple[list[str], int]:
     return typed.text.replace("\r", "").splitlines(), code
 
 
+@pytest.mark.timeout(900)  # torch is imported four times
 def test_the_story_is_typed_as_it_stands_and_each_answer_is_on_one_screen(laptop: Specctl) -> None:
     def settle(command: Command) -> None:
         """A worker's death is seen a moment before the program's end."""
         if command.typed.startswith("specctl launch") and "run-9" not in command.typed:
-            poll_until(lambda: laptop.status()["state"] in ("FAILED", "NEVER_STARTED"), what="its end")
+            poll_until(lambda: laptop.status()["state"] in ("FAILED", "NEVER_STARTED"), timeout_s=300, what="its end")
 
     assert type_page(laptop, PAGE, after=settle) >= 12
     for b, code, answer, fates in (

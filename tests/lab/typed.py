@@ -109,5 +109,5 @@ def type_in(laptop: Specctl, command: Command) -> list[str]:
     if "^C" in command.printed:
         output = [process.stdout.readline().rstrip("\n") for _ in range(command.printed.index("^C"))]
         process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=400)
     return [*output, *rest.splitlines()]
