@@ -1,9 +1,10 @@
-"""Writes the tables of every configuration key into docs/trainer.md, from the types and texts of trainer/config.py.
+"""Writes the tables of every configuration key into the pages that explain them, from the types and texts of the code.
 
     python scripts/config_page.py [--check]
 
-A key's words stand below it in config.py, where its type is; editors (`python -m trainer schema`) and this page have
-them from there. `--check` changes nothing and exits 1 where the page is not what it would be.
+A key's words stand below it in trainer/config.py or trainer/synthesis/config.py, where its type is; editors (`python -m
+trainer schema`) and these pages have them from there. `--check` changes nothing and exits 1 where a page is not what it
+would be.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BeforeValidator  # noqa: E402
 
 from trainer.config import Config  # noqa: E402
+from trainer.synthesis.config import SynthesisConfig  # noqa: E402
 from typedyaml import Model  # noqa: E402
 from typedyaml.jsonschema import docstrings  # noqa: E402
 
-PAGE = ROOT / "docs" / "trainer.md"
+PAGES: dict[str, type[Model]] = {"docs/trainer.md": Config, "docs/decoding.md": SynthesisConfig}
 BEGIN, END = "<!-- keys: written by scripts/config_page.py -->\n", "<!-- end of keys -->\n"
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 SCALARS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
-def tables() -> str:
-    """The page's part between the marks."""
-    parts = [_table("At the top", Config, ""), *(
-        _table(f"`{name}`", model, f"{name}.") for name, model in _sections(Config)
+def tables(config: type[Model]) -> str:
+    """A page's part between the marks."""
+    parts = [_table("At the top", config, ""), *(
+        _table(f"`{name}`", model, f"{name}.") for name, model in _sections(config)
     )]  # fmt: skip
     return "\n".join(parts)
 
@@ -108,19 +110,21 @@ def _flat(metadata: Any) -> list[Any]:
 
 
 def main(check: bool) -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    made = f"{before}{BEGIN}\n{tables()}\n{END}{after}"
-    if made == page:
-        return 0
-    if check:
-        print(
-            "docs/trainer.md does not say what trainer/config.py does: python scripts/config_page.py", file=sys.stderr
-        )
-        return 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    stale = False
+    for name, config in PAGES.items():
+        page = (ROOT / name).read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        made = f"{before}{BEGIN}\n{tables(config)}\n{END}{after}"
+        if made == page:
+            continue
+        if check:
+            source = sys.modules[config.__module__].__name__.replace(".", "/")
+            print(f"{name} does not say what {source}.py does: python scripts/config_page.py", file=sys.stderr)
+            stale = True
+        else:
+            (ROOT / name).write_text(made, encoding="utf-8")
+    return int(stale)
 
 
 if __name__ == "__main__":

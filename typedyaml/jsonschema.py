@@ -117,13 +117,14 @@ def _bounds(metadata: list[Any]) -> dict[str, Any]:
 
 
 def docstrings(cls: type[Any]) -> dict[str, str]:
-    """Field -> the text that stands below it in the source; empty where there is no source."""
+    """Field -> the text that stands below it in the source, or below it in the class that this one is a kind of; empty
+    where there is no source."""
+    found = docstrings(cls.__base__) if getattr(cls.__base__, "model_fields", None) else {}
     try:
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):
-        return {}
+        return found
     assert isinstance(tree, ast.ClassDef)
-    found = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr)

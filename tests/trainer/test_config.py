@@ -222,6 +222,7 @@ def test_no_path_of_the_configuration_is_forgotten(settings: dict[str, Any]) -> 
                 found.add(prefix + name)
         return found
 
+    settings["evaluation"] = {"paths": settings["data"]["paths"]}
     there = Config.model_validate(settings).what_must_be_there()
     checked = {key.partition("[")[0] for kind in ("model", "files") for key in there[kind]}
     assert paths(Config) == checked | {"output_dir"}, "output_dir is made, all others are read"

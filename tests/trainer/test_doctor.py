@@ -318,16 +318,16 @@ def test_a_rotation_that_the_drafter_does_not_have_is_named_with_what_a_server_h
 def test_a_rotation_of_another_base_or_pairing_is_named(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Drafter._rope
+    original = Drafter.rope
 
     def pairs_neighbours(self: Drafter, positions_BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return tuple(
             part.chunk(2, dim=-1)[0].repeat_interleave(2, dim=-1) for part in original(self, positions_BL, dtype)
         )
 
-    monkeypatch.setattr(Drafter, "_rope", pairs_neighbours)
+    monkeypatch.setattr(Drafter, "rope", pairs_neighbours)
     assert examined(settings, "rotation")["rotation"].status == "fail"
-    monkeypatch.setattr(Drafter, "_rope", lambda self, at, dtype: original(self, at + 1, dtype))
+    monkeypatch.setattr(Drafter, "rope", lambda self, at, dtype: original(self, at + 1, dtype))
     found = examined(settings, "rotation")["rotation"]
     assert found.status == "fail" and "off the target's own rotation" in found.evidence
 

@@ -83,7 +83,7 @@ class Author:
         return turns
 
     def question_engine(self) -> Engine:
-        openings = [opening for texts in self.config.openings.values() for opening in texts]
+        openings = [opening for texts in self.config.begins.values() for opening in texts]
         longest = max(map(len, self.question_prompts(openings)))
         return self._engine(self.config.question, longest, self._question_ends)
 

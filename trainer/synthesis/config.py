@@ -34,6 +34,8 @@ class WriterConfig(Model):
 
 
 class DrawnConfig(Model):
+    """Of a user's turn."""
+
     temperature: Annotated[Float, Field(ge=0)] = 1.0
     """0: always the most probable token."""
     top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
@@ -42,7 +44,16 @@ class DrawnConfig(Model):
     """Only the so many most probable tokens. Left out, all."""
     min_tokens: Count = 2
     """What is shorter is dropped."""
-    max_tokens: Count = 256
+    max_tokens: Count = 96
+    """What has not come to its end by then is dropped."""
+
+
+class AnswerConfig(DrawnConfig):
+    """Of the assistant's."""
+
+    temperature: Annotated[Float, Field(ge=0)] = 0.7
+    """0: always the most probable token."""
+    max_tokens: Count = 512
     """What has not come to its end by then is dropped."""
 
 
@@ -61,13 +72,14 @@ class SynthesisConfig(Model):
     """auto: the first GPU, or the CPU."""
     batch_size: Count = 64
     """Conversations that are written side by side."""
-    question: DrawnConfig = DrawnConfig(max_tokens=96)
+    question: DrawnConfig = DrawnConfig()
     """How the user's turn is drawn."""
-    answer: DrawnConfig = DrawnConfig(temperature=0.7, max_tokens=512)
+    answer: AnswerConfig = AnswerConfig()
     """How the assistant's is: as servers will, since that is what the drafter will have to draft."""
-    openings: dict[Str, list[Str]] = Field(default_factory=lambda: {key: [*texts] for key, texts in OPENINGS.items()})
+    openings: dict[Str, list[Str]] | None = None
     """By category: how user's turns begin, each as often as any other of its category, each category as often as any
-    other; an empty text leaves all of it to the target. Left out, some of many kinds."""
+    other; an empty text leaves all of it to the target. Left out, some of ten kinds: free, explain, how-to, code,
+    writing, lists, maths, facts, advice, rewriting."""
     held_out_fraction: Fraction = 0.05
     """Of conversations, chosen by a hash of what the user asks: the same question is never on both sides."""
     max_repetition: Fraction = 0.5
@@ -75,12 +87,17 @@ class SynthesisConfig(Model):
 
     @model_validator(mode="after")
     def _openings_are_there(self) -> SynthesisConfig:
-        for category, texts in self.openings.items():
+        for category, texts in self.begins.items():
             if not texts:
                 raise ProblemAt(("openings", category), "has no text; an empty one leaves all of it to the target")
-        if not self.openings:
+        if not self.begins:
             raise ProblemAt(("openings",), "names no category; leave it out, or write `free: ['']`")
         return self
+
+    @property
+    def begins(self) -> dict[str, list[str]]:
+        """By category, how a user's turn begins."""
+        return OPENINGS if self.openings is None else self.openings
 
     def what_decides(self, verb: str) -> dict[str, Any]:
         """What the written data depend on, as plain data."""
@@ -88,7 +105,7 @@ class SynthesisConfig(Model):
         kept |= {key: getattr(self, key).model_dump() for key in ("question", "answer")}
         kept |= {"held_out_fraction": self.held_out_fraction, "max_repetition": self.max_repetition}
         if verb == "synthesize":
-            return {**kept, "openings": self.openings}
+            return {**kept, "openings": self.begins}
         del kept["question"]
         return kept
 

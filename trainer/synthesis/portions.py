@@ -76,7 +76,7 @@ class Synthesis:
 
     def _opening(self, number: int) -> tuple[str, str]:
         """The category and how the question begins: all of them in turn."""
-        openings = self.config.openings
+        openings = self.config.begins
         category = list(openings)[number % len(openings)]
         texts = openings[category]
         return category, texts[number // len(openings) % len(texts)]
