@@ -8,6 +8,7 @@ FILE = "what has a schema"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "launch": (TARGET,),
     "status": (EITHER, MORE),
+    "top": (EITHER, MORE),
     "logs": (RUN,),
     "stop": (RUN,),
     "ls": (),

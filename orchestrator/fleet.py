@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import field
 from functools import partial
@@ -60,8 +60,12 @@ class Fleet:
         run_ids: list[str] | None = None,
         ended_within_s: float | None = None,
         gpus: bool = False,
+        tell: Callable[[TargetView], None] = lambda view: None,
     ) -> list[TargetView]:
-        """One look at each of `targets`, in their order. Never raises for a target: its view carries the error."""
+        """One look at each of `targets`, in their order. Never raises for a target: its view carries the error.
+
+        `tell` gets each view as soon as it has come, whatever the others do, from several threads at once.
+        """
         request = {"runs": run_ids, "ended_within_s": ended_within_s, "gpus": gpus}
         if run_ids is None:
             del request["runs"]
@@ -73,23 +77,29 @@ class Fleet:
         shared = {node: group for node, group in nodes.items() if len(group) > 1}
         alone += [target for node, group in nodes.items() if node not in shared for target in group]
         crew = Crew(PARALLEL_NODES)
-        single = [crew.do(partial(self._ask, target, request)) for target in alone]
-        grouped = [crew.do(partial(self._ask_node, node, group, request)) for node, group in shared.items()]
+        single = [crew.do(partial(self._ask, target, request, tell)) for target in alone]
+        grouped = [crew.do(partial(self._ask_node, node, group, request, tell)) for node, group in shared.items()]
         views = {view.target.name: view for one in single for view in [one.result()]}
         views |= {view.target.name: view for several in grouped for view in several.result()}
-        return _each_run_once([views[target.name] for target in targets])
+        return each_run_once([views[target.name] for target in targets])
 
-    def _ask(self, target: Target, request: dict[str, Any], *, first: bool = False) -> TargetView:
+    def _ask(
+        self, target: Target, request: dict[str, Any], tell: Callable[[TargetView], None], *, first: bool = False
+    ) -> TargetView:
         """One look at one target; `first`: it is known to have no agent yet."""
         try:
             agent = self.agent(target)
             if first:
                 agent.install("probe")
-            return _view(target, agent.call("probe", **request))
+            view = _view(target, agent.call("probe", **request))
         except SpecctlError as error:
-            return TargetView(target=target, error=error)
+            view = TargetView(target=target, error=error)
+        tell(view)
+        return view
 
-    def _ask_node(self, node: str | None, group: list[Target], request: dict[str, Any]) -> list[TargetView]:
+    def _ask_node(
+        self, node: str | None, group: list[Target], request: dict[str, Any], tell: Callable[[TargetView], None]
+    ) -> list[TargetView]:
         agents = [self.agent(target) for target in group]
         tokens = [secrets.token_hex(8) for _ in group]
         asked = [
@@ -108,12 +118,15 @@ class Fleet:
                 target = group[leg.index]
                 view = _answer(target, agents[leg.index], tokens[leg.index], leg)
                 if view is None:
-                    first_met.append(crew.do(partial(self._ask, target, request, first=True)))
+                    first_met.append(crew.do(partial(self._ask, target, request, tell, first=True)))
                 else:
                     views[target.name] = view
+                    tell(view)
         except SpecctlError as error:
             for target in group:
-                views.setdefault(target.name, TargetView(target=target, error=error))
+                if target.name not in views:
+                    views[target.name] = TargetView(target=target, error=error)
+                    tell(views[target.name])
         views |= {view.target.name: view for one in first_met for view in [one.result()]}
         return [views[target.name] for target in group]
 
@@ -132,7 +145,7 @@ def _answer(target: Target, agent: Agent, token: str, leg: Leg) -> TargetView | 
         return TargetView(target=target, error=error)
 
 
-def _each_run_once(views: list[TargetView]) -> list[TargetView]:
+def each_run_once(views: list[TargetView]) -> list[TargetView]:
     """Two targets may be one place under two names; a run belongs to the one it was launched on, else to the first."""
     seen: dict[str, str] = {}
     for view in views:

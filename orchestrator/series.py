@@ -121,3 +121,26 @@ def stretches(a: Series, b: Series, *, at_most: int = 5) -> list[Stretch]:
         if one.count and other.count:
             found.append(Stretch(first=max(low, 1), last=high - 1, a=one, b=other))
     return found
+
+
+def bins(points: list[tuple[float, float | None]], width: int) -> list[float | None]:
+    """`width` means of (step, figure) points, in their order, over equally many steps each.
+
+    A bin without a point has the figure before it. From a point without a figure on, nothing is known: None.
+    """
+    if not points or width < 1:
+        return []
+    begin, size = points[0][0], (points[-1][0] - points[0][0]) / width
+    sums: dict[int, Sums] = {}
+    after: dict[int, float | None] = {}
+    for step, figure in points:
+        number = min(int((step - begin) / size), width - 1) if size > 0 else width - 1
+        if figure is not None:
+            sums[number] = sums.get(number, Sums()).plus(Sums(count=1, total=figure))
+        after[number] = figure
+    found: list[float | None] = []
+    last: float | None = None
+    for number in range(width):
+        found.append(sums[number].mean if number in sums else last)
+        last = after.get(number, last)
+    return found

@@ -75,7 +75,7 @@ def _details(console: Console, result: Result) -> None:
         ended += not verdict.live
         if not verdict.live and ended > DETAILED:
             continue
-        text = _why(run) if _why(run) != shorten(_why(run)) else ""
+        text = why(run) if why(run) != shorten(why(run)) else ""
         if verdict.error is not None and verdict.state != "STOPPED" and headline(verdict.error) not in verdict.why:
             text = f"{text}; {named(verdict.error)}" if text else named(verdict.error)
         if text:
@@ -97,7 +97,7 @@ def _figures(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _why(run: Run) -> str:
+def why(run: Run) -> str:
     """Why the run is in its state, without what the columns say: its step, tok/s and their age."""
     verdict = run.verdict
     return "; ".join(part for part in verdict.why.split("; ") if not part.startswith(f"step {verdict.step},"))
@@ -107,8 +107,8 @@ def _words(run: Run) -> str:
     """Why, in short; the first log of its own that the run writes; the note."""
     logs = run.probe.foreign_logs
     own = [f"log {logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")] if logs else []
-    why = _why(run)
-    words = ("" if why == f"step {run.verdict.step}" else shorten(why), *own, run.probe.note)
+    said = why(run)
+    words = ("" if said == f"step {run.verdict.step}" else shorten(said), *own, run.probe.note)
     return one_line(" · ".join(filter(None, words)))
 
 

@@ -32,19 +32,24 @@ class Waiting(OnScreen):
         line(self.console, text, indent=0, style="dim")
 
     def waiting(self, doing: str, waited_s: float, grace_s: float, remaining: list[Process]) -> None:
-        names = ", ".join(f"{process.name} ({process.pid})" for process in remaining[:4])
-        names += f" and {len(remaining) - 4} more" if len(remaining) > 4 else ""
-        names = names or "its supervisor, which records the end"
-        text = f"waiting {waited_s:.0f} of {grace_s:.0f} s, then KILL: {names}"
-        if doing == "checkpoint":
-            text = f"it is writing a checkpoint, waiting {waited_s:.0f} s: {names}"
-        elif doing in ("kill", "done"):
-            text = f"killed, looking again: {names}"
+        text = words(doing, waited_s, grace_s, remaining)
         if self._live:
             self._live.update(f"[cyan]{escape(self.shortened(text))}[/]")
         elif doing != self._doing or time.monotonic() - self._told_at >= NEWS_S:
             self._doing, self._told_at = doing, time.monotonic()
             self.note(text)
+
+
+def words(doing: str, waited_s: float, grace_s: float, remaining: list[Process]) -> str:
+    """What a stop is waiting for."""
+    names = ", ".join(f"{process.name} ({process.pid})" for process in remaining[:4])
+    names += f" and {len(remaining) - 4} more" if len(remaining) > 4 else ""
+    names = names or "its supervisor, which records the end"
+    if doing == "checkpoint":
+        return f"it is writing a checkpoint, waiting {waited_s:.0f} s: {names}"
+    if doing in ("kill", "done"):
+        return f"killed, looking again: {names}"
+    return f"waiting {waited_s:.0f} of {grace_s:.0f} s, then KILL: {names}"
 
 
 def show(console: Console, result: Result) -> None:

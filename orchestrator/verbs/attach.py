@@ -42,7 +42,12 @@ class Found:
 def find(fleet: Fleet, query: str | None) -> Found:
     """The live run that `query` means. Raises as `resolve` does, and `HasEnded`."""
     found = resolve(fleet, query)
-    run = found.run
+    refuse_ended(found.run)
+    return Found(run=found.run, notes=found.notes)
+
+
+def refuse_ended(run: Run) -> None:
+    """Raises `HasEnded` where there is no session to enter, and `UnreachableError` where nobody can tell."""
     if run.verdict.state == "UNREACHABLE":
         raise errors.UnreachableError(run.verdict.why, target=run.target.name, run_id=run.run_id)
     if not run.verdict.live:
@@ -52,7 +57,6 @@ def find(fleet: Fleet, query: str | None) -> Found:
         raise HasEnded(
             f"{said}: {run.verdict.state} ({run.verdict.why})", target=run.target.name, run_id=run.run_id, hint=hint
         )
-    return Found(run=run, notes=found.notes)
 
 
 def enter(fleet: Fleet, run: Run, screen: Screen, *, write: bool, utf8: bool) -> Session:

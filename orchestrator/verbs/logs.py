@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -149,12 +149,22 @@ def run(fleet: Fleet, request: Request) -> Iterator[Logs]:
     """The lines that were asked for. Reading on raises `UnreachableError` when the link dies (for good, with -f)."""
     asked_at = time.time()
     found = resolve(fleet, request.run)
-    refuse_damaged(found.run)
+    with of_run(fleet, found.run, request, asked_at=asked_at, notes=found.notes) as logs:
+        yield logs
+
+
+@contextmanager
+def of_run(
+    fleet: Fleet, run: Run, request: Request, *, asked_at: float | None = None, notes: Sequence[str] = ()
+) -> Iterator[Logs]:
+    """Of a run that has been seen, in a look that was asked for at `asked_at`."""
+    refuse_damaged(run)
+    now = time.time()
     logs = Logs(
-        target=found.run.target, probe=found.run.probe, notes=found.notes, items=iter(()), seen=found.run.verdict,
-        asked_at=asked_at, seen_at=time.time(),
+        target=run.target, probe=run.probe, notes=list(notes), items=iter(()), seen=run.verdict,
+        asked_at=now if asked_at is None else asked_at, seen_at=now,
     )  # fmt: skip
-    with closing(_Reading(fleet, found.run, request, logs).items()) as items:
+    with closing(_Reading(fleet, run, request, logs).items()) as items:
         logs.items = items
         yield logs
 

@@ -66,7 +66,7 @@ class Result:
         for run in self.runs:
             for one in run.series:
                 if one.metric == metric:
-                    found.append(_line(one, run.run_id, since=run.probe.created_at, by=self.by))
+                    found.append(line(one, run.run_id, since=run.probe.created_at, by=self.by))
         return found
 
 
@@ -113,7 +113,8 @@ def of_run(fleet: Fleet, run: Run, metrics: list[str], *, workers: bool, rows: i
     )  # fmt: skip
 
 
-def _line(series: Series, run_id: str, *, since: float, by: By) -> Line:
+def line(series: Series, run_id: str, *, since: float, by: By) -> Line:
+    """`since` is the time from which on times are counted."""
     x: list[float | None] = []
     y: list[float | None] = []
     spread: list[float | None] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.model import Probe, Process, Verdict
 from orchestrator.remote import understood
-from orchestrator.resolve import resolve
+from orchestrator.resolve import Run, resolve
 
 GRACE_S = 60.0
 MARGIN_S = 700.0
@@ -47,7 +48,13 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
     if watcher is not None:
         for note in found.notes:
             watcher.note(note)
-    run = found.run
+    return of_run(fleet, found.run, grace_s=grace_s, now=now, watcher=watcher, notes=found.notes)
+
+
+def of_run(
+    fleet: Fleet, run: Run, *, grace_s: float, now: bool, watcher: Watcher | None = None, notes: Sequence[str] = ()
+) -> Result:
+    """Stops a run that has been seen. Raises `UnreachableError` when the end is unknown."""
     agent = fleet.agent(run.target)
     final: dict[str, Any] = {}
     try:
@@ -68,6 +75,6 @@ def run(fleet: Fleet, query: str | None, *, grace_s: float, now: bool, watcher: 
     return Result(
         target=run.target, probe=probe, verdict=health.judge(probe),
         remaining=understood(list[Process], final.get("remaining"), run.target),
-        kept=[str(text) for text in final.get("kept") or []], notes=found.notes,
+        kept=[str(text) for text in final.get("kept") or []], notes=list(notes),
         was_live=run.verdict.live or bool(run.probe.tree),
     )  # fmt: skip
