@@ -144,7 +144,9 @@ class Top(App[int]):
     def _changed(self) -> None:
         """From any thread; however much news there is, one message is under way."""
         if not self._news_is_out:
-            self._news_is_out = self.post_message(self.News())
+            self._news_is_out = True
+            if not self.post_message(self.News()):
+                self._news_is_out = False  # there is no screen yet
 
     def on_top_news(self) -> None:
         self._news_is_out = False
@@ -225,7 +227,9 @@ class Top(App[int]):
 
     def _log_changed(self) -> None:
         if not self._log_news_is_out:
-            self._log_news_is_out = self.post_message(self.LogNews())
+            self._log_news_is_out = True
+            if not self.post_message(self.LogNews()):
+                self._log_news_is_out = False
 
     def on_top_log_news(self) -> None:
         self._log_news_is_out = False
