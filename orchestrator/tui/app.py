@@ -107,22 +107,23 @@ class Top(App[int]):
         self._tail: Tail | None = None
         self._crew = Crew(AT_ONCE)
         self._news_is_out = self._log_news_is_out = False
+        # News may still come when the screen has gone, and before it is there: these always are.
+        self._head, self._columns, self._about, self._word, self._note = (
+            Static("", id=name, markup=False) for name in ("head", "columns", "details", "word", "note")
+        )
+        self._runs, self._lines = RunList(board.trends, self._bars, id="runs"), Log(id="log")
+        self._filter = Input(placeholder="words in run, target, state, note, owner", id="filter", compact=True)
         board.changed = self._changed
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="head", markup=False)
-        yield Static("", id="columns", markup=False)
-        yield RunList(self.board.trends, self._bars, id="runs")
-        yield Static("", id="details", markup=False)
-        yield Log(id="log")
-        yield Static("", id="word", markup=False)
-        yield Static("", id="note", markup=False)
-        yield Input(placeholder="words in run, target, state, note, owner", id="filter", compact=True)
-        yield Footer(show_command_palette=False, compact=True)
+        yield from (
+            self._head, self._columns, self._runs, self._about, self._lines, self._word, self._note, self._filter,
+            Footer(show_command_palette=False, compact=True),
+        )  # fmt: skip
 
     def on_mount(self) -> None:
-        self.query_one(RunList).focus()
-        self.query_one(Log).can_focus = False
+        self._runs.focus()
+        self._lines.can_focus = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             code = INTERRUPTED if number == signal.SIGINT else 128 + number
@@ -163,16 +164,15 @@ class Top(App[int]):
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:
-        runs = self.screen_stack[0].query_one(RunList)
         sightings = self.board.sightings()
-        runs.show(look.rows(sightings, sort=self._sort, wanted=self._wanted))
-        self._put("#columns", look.head(runs.columns))
+        self._runs.show(look.rows(sightings, sort=self._sort, wanted=self._wanted))
+        _put(self._columns, look.head(self._runs.columns))
         head = look.summary(sightings, every_s=self.board.every_s, sort=self._sort, wanted=self._wanted)
-        self._put("#head", head)
+        _put(self._head, head)
         self._details()
 
     def _details(self) -> None:
-        row = self.screen_stack[0].query_one(RunList).selected
+        row = self.selected
         height = max(2, min(14, self.size.height // 4))
         lines = [Text("nothing is selected", style="dim")]
         if row is not None:
@@ -185,21 +185,13 @@ class Top(App[int]):
             line.truncate(max(1, self.size.width), overflow="ellipsis")
         # As high for one run as for another: the list above must not move under whoever walks through it.
         lines += [Text()] * (height - len(lines))
-        self._put("#details", Text("\n").join(lines))
-
-    def _put(self, place: str, text: Text) -> None:
-        """Draws only what has changed."""
-        widget = self.screen_stack[0].query_one(place, Static)
-        if widget.content != text:
-            lines = text.plain.count("\n") + 1
-            resized = lines != str(widget.content).count("\n") + 1
-            widget.update(text, layout=resized)
+        _put(self._about, Text("\n").join(lines))
 
     # --- the selected run -------------------------------------------------------------------------------------------
 
     @property
     def selected(self) -> look.Row | None:
-        return self.screen_stack[0].query_one(RunList).selected
+        return self._runs.selected
 
     def on_run_list_selected(self) -> None:
         self._details()
@@ -240,21 +232,23 @@ class Top(App[int]):
         word = self._tail.word if self._tail is not None else ""
         if self._tail is None and row is not None and row.run is not None and row.old:
             word = f"its log is not followed: {row.old}"
-        for screen in self.screen_stack:
-            for log in screen.query(Log):
-                log.follow(self._tail)
-            for one in screen.query("#word"):
-                assert isinstance(one, Static)
-                one.display = bool(word)
-                one.update(Text(word))
+        self._lines.follow(self._tail)
+        for place in (self._word, *(screen.word for screen in self._log_screens)):
+            place.display = bool(word)
+            _put(place, Text(word))
+        for screen in self._log_screens:
+            screen.lines.follow(self._tail)
+
+    @property
+    def _log_screens(self) -> list[LogScreen]:
+        return [screen for screen in self.screen_stack if isinstance(screen, LogScreen)]
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def note(self, text: str, *, bad: bool = False) -> None:
         """Says `text` above the keys, for a while."""
-        place = self.screen_stack[0].query_one("#note", Static)
-        place.update(Text(text, style="bold red" if bad else "bold"))
-        place.display = bool(text)
+        _put(self._note, Text(text, style="bold red" if bad else "bold"))
+        self._note.display = bool(text)
         if self._note_timer is not None:
             self._note_timer.stop()
         self._note_timer = self.set_timer(NOTE_S, partial(self.note, "")) if text else None
@@ -264,7 +258,7 @@ class Top(App[int]):
         if row is None or row.run is None:
             self.note("select a run first")
             return None
-        self.query_one(RunList).hold()
+        self._runs.hold()
         return row.run
 
     def on_run_list_opened(self) -> None:
@@ -377,24 +371,21 @@ class Top(App[int]):
         message.then()
 
     def action_filter(self) -> None:
-        box = self.query_one(Input)
-        box.display = True
-        box.focus()
+        self._filter.display = True
+        self._filter.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._wanted = event.value
         self._show()
 
     def on_input_submitted(self) -> None:
-        box = self.query_one(Input)
-        box.display = bool(box.value)
-        self.query_one(RunList).focus()
+        self._filter.display = bool(self._filter.value)
+        self._runs.focus()
 
     def action_unfilter(self) -> None:
-        box = self.query_one(Input)
-        box.value = ""
-        box.display = False
-        self.query_one(RunList).focus()
+        self._filter.value = ""
+        self._filter.display = False
+        self._runs.focus()
 
     def action_sort(self) -> None:
         self._sort = look.SORTS[(look.SORTS.index(self._sort) + 1) % len(look.SORTS)]
@@ -408,6 +399,13 @@ class Top(App[int]):
 
     def action_leave(self, code: int) -> None:
         self.exit(code)
+
+
+def _put(place: Static, text: Text) -> None:
+    """Draws it only if it has changed, and everything else only if it needs another number of lines."""
+    if place.content != text:
+        resized = str(place.content).count("\n") != text.plain.count("\n")
+        place.update(text, layout=resized)
 
 
 class _Watcher:

@@ -192,16 +192,19 @@ class Log(Lines):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, style=_of_log)
-        self.anchor()
         self._tail: Tail | None = None
         self._taken = 0
+
+    def on_mount(self) -> None:
+        self.anchor()
 
     def follow(self, tail: Tail | None) -> None:
         """Shows the lines of `tail` from now on; None: nothing."""
         if tail is not self._tail:
             self._tail, self._taken = tail, 0
             self.clear()
-            self.anchor()
+            if self.is_attached:
+                self.anchor()
         self.pull()
 
     def pull(self) -> None:

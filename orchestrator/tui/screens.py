@@ -25,15 +25,16 @@ class LogScreen(ModalScreen[None]):
     def __init__(self, title: str) -> None:
         super().__init__()
         self._title = title
+        self.lines, self.word = Log(id="whole-log"), Static("", id="word", markup=False)
 
     def compose(self) -> ComposeResult:
         yield Static(self._title, classes="title", markup=False)
-        yield Log(id="whole-log")
-        yield Static("", id="word", markup=False)
+        yield self.lines
+        yield self.word
         yield Footer(show_command_palette=False, compact=True)
 
     def action_end(self) -> None:
-        self.query_one(Log).scroll_end(animate=False)
+        self.lines.scroll_end(animate=False)
 
 
 class TextScreen(ModalScreen[None]):
