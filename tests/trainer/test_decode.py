@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, TargetConfig
 from trainer.decode import loaded, parity
 from trainer.decode.engine import BlockDrafter
-from trainer.decode.generate import Generated, end_ids, generate
+from trainer.decode.generate import Generated, as_ids, end_ids, generate
 from trainer.decode.loaded import Loaded
 from trainer.decode.sampling import Sampling, draw, keep_sampled
 from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.target import load_target
 
 CPU = torch.device("cpu")
+SMOLLM2 = Path("~/.cache/specctl/models/SmolLM2-135M-Instruct").expanduser()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -396,3 +398,24 @@ def test_what_the_target_has_no_positions_for_is_refused(trained: Loaded) -> Non
     generate(trained.target, trained.block_drafter, [[1] * 100], max_tokens=256 - 100 - 5)
     with pytest.raises(ConfigError, match="256 positions"):
         generate(trained.target, trained.block_drafter, [[1] * 100], max_tokens=256 - 100 - 4)
+
+
+def test_the_real_smollm2_says_token_for_token_what_it_says_alone() -> None:
+    if not (SMOLLM2 / "COMPLETE.json").exists():
+        missing = f"no target in {SMOLLM2}: run scripts/fetch_smollm2.py"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
+    target = load_target(TargetConfig(path=str(SMOLLM2), dtype="float32"), CPU)
+    shape = DrafterShape(
+        hidden=576, captured=5, layers=1, heads=9, kv_heads=3, head_dim=64, intermediate=256, rms_norm_eps=1e-5,
+        rope_theta=100_000.0,
+    )  # fmt: skip
+    drafter = Drafter(shape).requires_grad_(False)
+    drafter.initialise(torch.Generator().manual_seed(2))
+    asked = ("What is the capital of France?", "Count to five.")
+    prompts = [as_ids(target, text, chat=True) for text in asked]
+    block_drafter = BlockDrafter(drafter=drafter, ends=target.ends, block_size=4, mask_token_id=3)
+    made = generate(target, block_drafter, prompts, max_tokens=10, batch_size=2)
+    assert texts(made) == alone(target, prompts, 10)
+    assert "Paris" in target.tokenizer.decode(made.continuations[0].tokens)
