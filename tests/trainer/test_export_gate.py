@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.trainer.exports import CPU, look, prompts_of
+from trainer.config import TargetConfig
 from trainer.export import formats, gate, package
 from trainer.export.contract import Window
 from trainer.export.gate import Replay
 from trainer.export.package import Package
+from trainer.model.target import load_target
 
 
 def test_what_is_exported_decodes_as_it_was_trained_to_the_last_block(made: Package, replay: Replay, tmp_path: Path
@@ -33,6 +35,14 @@ def test_in_bfloat16_rounding_is_no_fault_and_a_fault_is_none_of_rounding(made: 
     assert look(made, tmp_path / "export", replay).differences == []
     [said] = look(swapped(made), tmp_path / "fault", replay).diagnosis
     assert said.startswith("swapped k/v")
+
+
+def test_of_a_prompt_that_is_too_long_for_the_target_the_end_is_taken(made: Package) -> None:
+    target = load_target(TargetConfig(path=str(made.source.target_path), dtype="float32", layer_ids=[1]), CPU)
+    ids_P = torch.arange(100, 400)
+    [(found_S, anchors)] = gate.continued(target, [ids_P], block_size=4)
+    assert len(found_S) == 256 and anchors[-1] + 4 < 256
+    assert torch.equal(found_S[: anchors[0]], ids_P[-anchors[0] :])
 
 
 def laid_out(made: Package, **changes: Any) -> Package:

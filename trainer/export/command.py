@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -51,6 +52,11 @@ def export(arguments: argparse.Namespace, *, page: Console, say: Callable[[str],
                 package.write_contract(aside, contract)
     except _Refused:
         pass
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"--device {device}: has too little memory for the gate, in which the target computes in"
+            f" {arguments.arithmetic}; --arithmetic bfloat16 takes half of it, --device cpu none"
+        ) from None
     refused = outcome is not None and bool(outcome.differences)
     if arguments.json:
         page.print_json(json.dumps(_facts(made, contract, to, outcome)))

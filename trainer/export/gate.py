@@ -10,6 +10,7 @@ directory in every way that is known to go wrong (`mistakes.py`): one that makes
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.config import TargetConfig
+from trainer.config import ConfigError, TargetConfig
 from trainer.export import reference
 from trainer.export.contract import Gate
 from trainer.export.mistakes import Trained, mistakes
@@ -148,13 +149,18 @@ def kept(drafted: Drafted) -> list[int]:
 
 @torch.no_grad()
 def continued(target: Target, prompts: Sequence[Tensor], *, block_size: int) -> Iterator[Text]:
-    """What the target writes greedily after each prompt, also beyond the token that ends its answer."""
+    """What the target writes greedily after each prompt, of which it sees as much of the end as has room, also beyond the token
+    that ends its answer."""
     from transformers import DynamicCache
 
     length = block_size + 1 + MORE_TOKENS
+    positions = getattr(target.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    if positions <= length:
+        raise ConfigError(f"the target has {positions} positions, and the gate needs {length + 1} at least: --no-gate")
     # transformers has given it another name.
     named = "cache" if "cache" in inspect.signature(target.model.forward).parameters else "past_key_values"
-    for prompt_P in prompts:
+    for whole_P in prompts:
+        prompt_P = whole_P[-(positions - length) :]
         found, cache = prompt_P.to(target.device)[None], DynamicCache(config=target.model.config)
         while found.shape[1] < len(prompt_P) + length:
             new = found[:, cache.get_seq_length() :]
