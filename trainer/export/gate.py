@@ -149,8 +149,8 @@ def kept(drafted: Drafted) -> list[int]:
 
 @torch.no_grad()
 def continued(target: Target, prompts: Sequence[Tensor], *, block_size: int) -> Iterator[Text]:
-    """What the target writes greedily after each prompt, of which it sees as much of the end as has room, also beyond the token
-    that ends its answer."""
+    """What the target writes greedily after each prompt, also beyond the token that ends its answer. Of a prompt that
+    is too long for the target its end is taken."""
     from transformers import DynamicCache
 
     length = block_size + 1 + MORE_TOKENS
