@@ -58,8 +58,17 @@ def _common(verb: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> int:
     """Exit code. Raises `ConfigError`."""
-    if arguments.verb in ("synthesize", "regenerate"):
-        return _write(arguments)
+    writes = arguments.verb in ("synthesize", "regenerate")
+    import torch
+
+    try:
+        return _write(arguments) if writes else _decode(arguments)
+    except torch.OutOfMemoryError as error:
+        fewer = "a smaller batch_size" if writes else "a smaller --batch, or fewer --max-tokens"
+        raise ConfigError(f"the device has no memory left: {str(error).splitlines()[0]} Try {fewer}") from None
+
+
+def _decode(arguments: argparse.Namespace) -> int:
     for name in ("max_tokens", "batch", "prompts", "text_tokens", "most_tokens"):
         if (value := getattr(arguments, name, 1)) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1, is {value}")
