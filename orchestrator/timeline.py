@@ -22,7 +22,7 @@ SHARES = ("busy", "wait_input", "wait_room", "wait_peers")
 NO_DEATH = ("done", "aborted")
 """How a trainer's worker goes down that has no more to do, or was told to stop."""
 Kind = Literal[
-    "start", "warm-up", "train", "save", "stop", "phase", "up", "step", "shares", "stalled", "dead", "done",
+    "queued", "start", "warm-up", "train", "save", "stop", "phase", "up", "step", "shares", "stalled", "dead", "done",
 ]  # fmt: skip
 
 
@@ -117,6 +117,10 @@ def _run(events: Sequence[Event], series: Sequence[Series], until: float, names:
     started = next((one.at for one in events if one.event == "started"), None)
     rows = _rows([one for one in series if one.worker is None] or series)
     ends = [one.at for one in events if one.event in ("ended", "program_ended")]
+    for number, one in enumerate(events):
+        if one.event == "queued":
+            over = next((later.at for later in events[number:] if later.event in ("dequeued", "ended")), until)
+            parts.append(Part(since=one.at, until=over, kind="queued", text=f"in line: {one.fields.get('behind')}"))
     before = min([at for at, _ in phases[:1]] + [row.at for row in rows[:1]], default=None)
     if started is not None and before is None:
         said = "it ran; neither a phase nor a step was written down"

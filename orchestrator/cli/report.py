@@ -46,6 +46,9 @@ def report(
             raise UsageError("--json tells of the file that was written: give -o FILE with it")
         from orchestrator.render import report as show_report
 
+        show_report.template()
+        if not to_stdout:  # before anybody is asked anything, which may take a while
+            show_report.refuse(output, force=force)
         result = verb.run(fleet, list(runs or []), names)
         for note in result.notes:
             say(note)
@@ -53,7 +56,7 @@ def report(
         if to_stdout:
             streams.write_text(text)
         else:
-            written = show_report.save(text, output, force=force)
+            written = show_report.save(text, output)
         for _, error in result.unseen:
             complain(error)
         for page in result.pages:

@@ -43,7 +43,7 @@ COLOURS = 8
 
 def page(result: Result, *, program: str) -> str:
     """The whole page. Raises `ConfigError` without jinja2."""
-    environment = _environment()
+    environment = template()
     style, script = _style(), _script()
     data = json.dumps(_data(result), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     for character in "<>&":  # which could end the element it stands in
@@ -67,25 +67,37 @@ def page(result: Result, *, program: str) -> str:
     ))  # fmt: skip
 
 
-def save(text: str, path: Path, *, force: bool) -> int:
-    """Writes it whole or not at all; returns its size in bytes. Raises `ConfigError` for a file that is no report,
-    unless `force`."""
+def refuse(path: Path, *, force: bool) -> None:
+    """Raises `ConfigError` for a place where no page can be, and for a file that is no report, unless `force`."""
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory", hint=f"-o {path / 'report.html'}")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file", hint="-o - writes to stdout")
+        if path.exists() and not force and not _is_report(path):
+            raise ConfigError(f"{path} is there already, and is no report", hint="choose another name, or add --force")
+        if not path.resolve().parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no such folder", hint="-o FILE names another place")
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def save(text: str, path: Path) -> int:
+    """Writes it whole or not at all; returns its size in bytes. Raises `ConfigError`."""
     data = text.encode()
     place = path.resolve()  # through a link: what it points to is replaced, and it stays
     aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        if place.is_dir():
-            raise ConfigError(f"{path} is a directory", hint=f"-o {path / 'report.html'}")
-        if place.exists() and not place.is_file():
-            raise ConfigError(f"{path} is no file", hint="-o - writes to stdout")
-        if place.exists() and not force and not _is_report(place):
-            raise ConfigError(f"{path} is there already, and is no report", hint="choose another name, or add --force")
         aside.write_bytes(data)
         aside.replace(place)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="-o FILE names another place") from None
+        raise _unwritten(path, error) from None
     return len(data)
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error.strerror}", hint="-o FILE names another place")
 
 
 def _is_report(path: Path) -> bool:
@@ -96,7 +108,8 @@ def _is_report(path: Path) -> bool:
 # --- what it is made of ---------------------------------------------------------------------------------------------
 
 
-def _environment() -> Any:
+def template() -> Any:
+    """Where the page is made. Raises `ConfigError` without jinja2."""
     try:
         import jinja2
     except ImportError:

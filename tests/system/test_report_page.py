@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tests import browser
 from tests.browser import Browser, Tab
 from tests.driver import Specctl
-from tests.system.test_report import launched
+from tests.system.test_report import Tags, launched
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"
 CHART, LANES = ".chart .plot svg", ".lanes .plot svg"
@@ -88,6 +89,15 @@ def test_several_runs_are_drawn_each_in_its_colour_and_dash_and_no_text_of_their
     tab.click("button[data-run='0']")
     assert tab.js(f"document.querySelectorAll('{CHART} .curve').length") == 3, "of two figures, less one run"
     assert steps(tab)[1] == 300, "what is hidden takes no room"
+
+
+def test_nothing_of_a_run_gets_out_of_its_place_on_the_page(pages: Path) -> None:
+    text = (pages / "all.html").read_text()
+    page = Tags(text)
+    assert EVIL in page.text and "\\x1b[31mred" in page.text and "\\x00nul" in page.text
+    assert not re.search("[\x00\x1b\u202e\ud800]", text)
+    assert not [tag for tag, _ in page.tags if tag == "img"] and [tag for tag, _ in page.tags].count("script") == 2
+    assert "x" * 30_000 not in text, "a line of 300,000 characters is cut"
 
 
 def test_a_hole_stays_a_hole_and_an_outlier_is_seen_whatever_it_is_averaged_with(open_: Open) -> None:

@@ -66,6 +66,14 @@ def test_a_trainers_run_is_its_phases_each_until_the_next_and_the_last_until_it_
     assert (lines.since, lines.until) == (0, 62)
 
 
+def test_a_run_in_line_for_gpus_waits_until_it_has_them() -> None:
+    waits = event(2, "queued", gpus="2", behind="GPU 0 is r2's")
+    assert parts(lane(seen([waits], state="QUEUED"), None)) == [("queued", 2, 100)]
+    lines = seen([waits, event(50, "dequeued"), event(51, "started"), event(53, "phase", phase="train")])
+    assert parts(lane(lines, None)) == [("queued", 2, 50), ("start", 51, 53), ("train", 53, 100)]
+    assert lane(lines, None).parts[0].text == "in line: GPU 0 is r2's"
+
+
 def test_a_live_run_is_known_until_it_was_looked_at_and_a_lost_one_until_its_last_word() -> None:
     events = [event(2, "phase", phase="train")]
     assert parts(lane(seen(events), None)) == [("train", 2, 100)]
