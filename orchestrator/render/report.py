@@ -84,7 +84,7 @@ def refuse(path: Path, *, force: bool) -> None:
 
 def save(text: str, path: Path) -> int:
     """Writes it whole or not at all; returns its size in bytes. Raises `ConfigError`."""
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")
     place = path.resolve()  # through a link: what it points to is replaced, and it stays
     aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
