@@ -123,8 +123,9 @@ def _page(fleet: Fleet, run: Run, metrics: Sequence[str]) -> Page:
         lanes = timeline(
             [*oldest, *newest], drawn.series, drawn.probe, drawn.verdict, whole=drawn.whole, unread=unread
         )  # fmt: skip
+    shown = _try(lambda: show.of_run(fleet, run, events=0, diff=True))
     return Page(
-        run=run, shown=_try(lambda: show.of_run(fleet, run, events=0, diff=True)), drawn=drawn, timeline=lanes,
+        run=shown.run if isinstance(shown, show.Result) else run, shown=shown, drawn=drawn, timeline=lanes,
         events_left_out=left_out, searched=searched,
         made=searched if isinstance(searched, SpecctlError) else _try(lambda: compare.gathered(fleet, searched)),
     )  # fmt: skip

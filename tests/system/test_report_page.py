@@ -234,7 +234,7 @@ def test_a_workers_time_line_shows_its_shares_its_death_and_nothing_where_nothin
     tab.hover(left + width * 0.5, top + height / 2)
     said = tab.js("document.querySelector(\"[data-lanes='1'] .readout\").textContent")
     assert "drafter-0: steps" in said or "drafter-0: step " in said
-    assert "busy 60 %, input 30 %, room 10 %, peers 0 %" in said
+    assert "busy 60 %, input 30 %, room 10 %;" in said
     tab.drag((left + width * 0.1, top + 20), (left + width * 0.2, top + 20))
     assert span(tab, lane) != ("0 s", span(tab, lane)[1]) and span(tab, "[data-lanes='0'] .plot svg")[0] == "0 s"
 

@@ -135,6 +135,7 @@ class Lanes {
 
   said([, , , text, share]) {
     if (!share) return text;
-    return `${text}: ${share.map((one, n) => `${waits[n]} ${Math.round(one * 100)} %`).join(", ")}`;
+    const parts = share.map((one, n) => [waits[n], Math.round(one * 100)]).filter(([, percent]) => percent > 0);
+    return `${text}: ${parts.map(([name, percent]) => `${name} ${percent} %`).join(", ")}`;
   }
 }
