@@ -44,7 +44,7 @@ class Claimant:
 
     @property
     def words(self) -> str:
-        """`run 2026... of kim@laptop (gpu1, container 200 on pve1; host gpu1)`."""
+        """`run 2026... of root@laptop (gpu1, container 200 on pve1; host gpu1)`."""
         where = "; ".join(filter(None, (self.place, f"host {self.host}")))
         return f"run {self.run_id} of {self.owner or 'somebody'} ({where})"
 
