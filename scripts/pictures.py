@@ -8,6 +8,7 @@ It launches on this machine with a workdir and an index of its own, and stops wh
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import os
@@ -16,7 +17,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -26,6 +29,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.lab.typed import BLOCK, commands  # noqa: E402
 from tests.terminal import Typed  # noqa: E402
+
+if TYPE_CHECKING:
+    from orchestrator.fleet import Fleet
 
 WIDTH, STATUS_WIDTH, DOCTOR_WIDTH = 118, 132, 136
 MOVES = re.compile(r"\x1b(?:\[[0-9;?>]*[A-Za-ln-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>78])")
@@ -89,6 +95,7 @@ def main(folder: Path) -> None:
         picture = recorder("specctl targets")
         show_targets.show(picture, targets.run(fleet, []), fleet.inventory)
         save(picture, folder / "targets.svg", "specctl targets")
+        picture_of_top(fleet, folder)
         for run_id in (plan.spec.run_id, dead.plan.spec.run_id):
             stop.run(fleet, run_id, grace_s=60.0, now=False)
         picture = recorder("specctl ls", STATUS_WIDTH)
@@ -96,6 +103,40 @@ def main(folder: Path) -> None:
         save(picture, folder / "ls.svg", "specctl ls")
         fleet.close()
     picture_of_doctor(folder)
+
+
+TEXT = re.compile(r'x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"([^>]*)>((?:&#160;)+)([^<]*)')
+COLUMN = 12.2
+"""How wide a character is in such a picture."""
+
+
+def _without_edge(found: re.Match[str]) -> str:
+    """A text that begins with spaces begins after them: not every viewer draws those."""
+    x, y, length, more, spaces, text = found.groups()
+    width = spaces.count(";") * COLUMN
+    return f'x="{float(x) + width:.1f}" y="{y}" textLength="{float(length) - width:.1f}"{more}>{text}'
+
+
+def picture_of_top(fleet: Fleet, folder: Path) -> None:
+    """The whole screen, once the selected run has lost its worker, and its curve and its log are there."""
+    from orchestrator.tui.app import Top
+    from orchestrator.verbs import top
+
+    board = top.Board(fleet, top.asks(fleet, [])[0], everything=False, every_s=1.0)
+    app = Top(fleet, board, program="specctl", plain=False)
+    app.title = "specctl top"
+
+    async def draw() -> None:
+        async with app.run_test(size=(STATUS_WIDTH, 36)) as pilot:
+            give_up_at = time.monotonic() + 60
+            while "<text" not in (svg := app.export_screenshot()) or not ("GONE" in svg and "worker=drafter" in svg):
+                assert time.monotonic() < give_up_at, "the screen stays empty"
+                await pilot.pause(1.0)
+        svg = TEXT.sub(_without_edge, svg)
+        write(svg, folder / "top.svg")
+
+    asyncio.run(draw())
+    board.stop()
 
 
 HOSPITAL = """
@@ -191,8 +232,11 @@ def story(folder: Path) -> None:
 
 
 def save(console: Console, path: Path, title: str) -> None:
+    write(console.export_svg(title=title), path)
+
+
+def write(svg: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    svg = console.export_svg(title=title)
     # Rich would have the reader's browser fetch a font; any monospace does, since every text carries its length.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     # Where the environment lies that made the picture is of no interest, and different every time.

@@ -141,11 +141,11 @@ def _gpus(console: Console, result: Result) -> None:
             said = f" GPU {gpu['index']} {gpu['name']}: {'-' if use is None else use} % busy, "
             said += f"{number(used, 0)} of {number(total, 0)} MiB"
             idle = ("  idle", "yellow") if use == 0 else ""
-            whose = "".join(f"  claimed by {run}" for run in _claimants(view.runs, gpu["index"]))
+            whose = "".join(f"  claimed by {run}" for run in claimants(view.runs, gpu["index"]))
             line(console, Text.assemble((view.target.name, "dim"), said, idle, whose), first=0)
 
 
-def _claimants(runs: Sequence[Probe], card: int) -> list[str]:
+def claimants(runs: Sequence[Probe], card: int) -> list[str]:
     """The runs of this look that have the GPU, or a part of it, locked."""
     return [
         probe.run_id

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.health import age, headline
 from orchestrator.model import Worker
 from orchestrator.record import record
-from orchestrator.render.status import why
+from orchestrator.render.status import claimants, why
 from orchestrator.render.text import colour, count, number, one_line, workers
 from orchestrator.resolve import Run
 from orchestrator.series import bins
@@ -332,7 +332,7 @@ def _worker(one: Worker, gone: bool, live: bool, now: float) -> str:
 
 
 def _gpu_lines(row: Row) -> list[Text]:
-    """Every GPU of the target, with the runs whose processes have it open."""
+    """Every GPU of the target, with the runs that have claimed it, and those whose processes have it open."""
     view = row.sighting.view
     if view is None:
         return []
@@ -342,7 +342,7 @@ def _gpu_lines(row: Row) -> list[Text]:
         use, used, total = gpu["utilization_percent"], gpu["memory_used_mib"], gpu["memory_total_mib"]
         said = f"GPU {gpu['index']} {gpu['name']}  {'-' if use is None else use} % busy  "
         said += f"{number(used, 0)} of {number(total, 0)} MiB"
-        said += "" if gpu.get("temperature_c") is None else f"  {gpu['temperature_c']} °C"
+        said += "".join(f"  claimed by {run_id}" for run_id in claimants(view.runs, gpu["index"]))
         device = f"/dev/nvidia{gpu['index']}"
         holders = [run.run_id for run in row.sighting.runs if device in run.probe.gpu_devices]
         said += f"  open in {', '.join(holders)}" if holders else "  open in no run"

@@ -10,6 +10,7 @@ import io
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import ClassVar
 
@@ -364,8 +365,14 @@ class Top(App[int]):
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
         """Does `job` in a thread, and what it returns here."""
-        future = self._crew.do(job)
-        future.add_done_callback(lambda done: self.post_message(self.Told(lambda: done.result()())))
+
+        def then(done: Future[Callable[[], None]]) -> None:
+            try:
+                done.result()()
+            except EOFError:
+                self.note("a connection ended in the middle; what was asked for may have been done", bad=True)
+
+        self._crew.do(job).add_done_callback(lambda done: self.post_message(self.Told(partial(then, done))))
 
     def on_top_told(self, message: Told) -> None:
         message.then()

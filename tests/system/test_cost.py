@@ -19,7 +19,7 @@ from tests.sshd import LoopbackSshd
 PYTHON = sys.executable
 HEAVY = {
     "torch", "transformers", "paramiko.transport", "libtmux", "invoke.config", "asyncio", "unittest",
-    "importlib.metadata", "zipfile", "email.message",
+    "importlib.metadata", "zipfile", "email.message", "textual",
 }  # fmt: skip
 SCANNING = {f"orchestrator.logscan.{name}" for name in ("scanner", "grammar", "reader", "names", "templates")}
 PROBE = {

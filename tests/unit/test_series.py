@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import curves
-from orchestrator.series import Row, Series, Sums, stretches
+from orchestrator.series import Row, Series, Sums, bins, stretches
 
 
 def sums(*values: float) -> Sums:
@@ -65,3 +65,10 @@ def test_a_line_of_a_worker_that_was_not_kept_is_no_fall_of_the_runs_rate(tmp_pa
     assert rate[4] == 208 and rate[7] == 214, "drafter-2 had died"
     assert rate[8] == 108 + 107, "drafter-1 has not come to step 8 yet"
     assert set(loss.values()) == {1.0}
+
+
+def test_bins_are_means_over_equally_many_steps_and_empty_from_where_nothing_was_written() -> None:
+    assert bins([], 3) == [] and bins([(7.0, 2.0)], 3) == [None, None, 2.0]
+    assert bins([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0), (4.0, 7.0)], 2) == [2.0, 6.0]
+    assert bins([(0.0, 1.0), (8.0, 9.0)], 4) == [1.0, 1.0, 1.0, 9.0], "what lies between two points is joined"
+    assert bins([(0.0, 1.0), (0.0, None), (8.0, 9.0)], 4) == [1.0, None, None, 9.0], "and not across a gap"
