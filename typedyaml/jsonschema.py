@@ -119,7 +119,8 @@ def _bounds(metadata: list[Any]) -> dict[str, Any]:
 def docstrings(cls: type[Any]) -> dict[str, str]:
     """Field -> the text that stands below it in the source, or below it in the class that this one is a kind of; empty
     where there is no source."""
-    found = docstrings(cls.__base__) if getattr(cls.__base__, "model_fields", None) else {}
+    base = cls.__base__
+    found = docstrings(base) if base is not None and getattr(base, "model_fields", None) else {}
     try:
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):

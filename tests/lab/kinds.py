@@ -77,9 +77,9 @@ def no_utf8(lab: Lab, vmid: int) -> Keys:
     return without(lab, vmid, "/usr/lib/locale/C.utf8")
 
 
-@kind("a workdir of 8 MiB")
+@kind("a workdir of 12 MiB")
 def tiny_disk(lab: Lab, vmid: int) -> Keys:
-    return container(lab, vmid, disk="8m")
+    return container(lab, vmid, disk="12m")
 
 
 @kind("a workdir that cannot be written")

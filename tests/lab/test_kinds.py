@@ -75,7 +75,7 @@ def test_a_run_that_fills_its_tiny_disk_is_told_from_one_that_is_silent(make: Ma
     lab.inside(142, ["touch", "/root/go"])
     poll_until(lambda: specctl.status("box")["state"] == "FAILED", timeout_s=60, what="the program to meet the end")
     said = specctl("status", run_id).out
-    assert "0.0 of 8.0 MiB free" in said, said
+    assert "0.0 of 12.0 MiB free" in said, said
     assert "xxxx" in specctl("logs", run_id, "-n", "1").out
 
 
