@@ -97,6 +97,10 @@ def run(fleet: Fleet, queries: Sequence[str | None], metrics: Sequence[str]) -> 
     if not found:
         raise unseen[0][1]
     pages = [one.result() for one in [crew.do(partial(_page, fleet, run, metrics)) for run in found.values()]]
+    drawn = [page.drawn for page in pages if isinstance(page.drawn, plot.Drawn)]
+    there = {name for one in drawn for name in one.there}
+    if absent := [name for name in metrics if name not in there and name not in METRICS]:
+        notes.append(f"no {' or '.join(absent)} was written down; there is: {', '.join(sorted(there - {*SHARES}))}")
     first, *others = pages
     pairs = [crew.do(partial(_pair, fleet, first, page)) for page in others]
     return Result(

@@ -97,8 +97,9 @@ def test_its_own_page_is_replaced_and_no_other_file_is(runs: tuple[Specctl, str,
 
 def test_a_page_on_stdout_is_the_page_alone(runs: tuple[Specctl, str, str]) -> None:
     specctl, good, _ = runs
-    done = specctl("report", good, "-o", "-")
+    done = specctl("report", good, "-m", "loss,los", "-o", "-")
     assert done.code == 0 and done.out.startswith("<!doctype html>") and done.out.rstrip().endswith("</html>")
+    assert "no los was written down; there is: loss, tok_s\n" in done.err
     assert specctl("report", good, "-o", "-", "--json").code == 2
 
 
