@@ -8,9 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -22,6 +21,7 @@ from orchestrator.tui.app import Top
 from orchestrator.tui.lists import Lines, RunList
 from orchestrator.verbs import top, top_kept
 from tests.driver import Specctl, poll_until
+from tests.screen import drive, row, select, shown, until
 from tests.sshd import LoopbackSshd
 from tests.terminal import Typed, typed
 
@@ -45,60 +45,6 @@ def as_its_user(specctl: Specctl, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, specctl.environ[name])
     monkeypatch.delenv("NO_COLOR", raising=False)
-
-
-Scenario = Callable[[Top, Pilot[int]], Awaitable[None]]
-
-
-def drive(
-    specctl: Specctl, scenario: Scenario, *, words: tuple[str, ...] = (), size: tuple[int, int] = (140, 40),
-    more: str = "", every_s: float = 0.5,
-) -> None:  # fmt: skip
-    """Runs `scenario` in front of the screen, over `specctl`'s targets and `more`."""
-    fleet = Fleet(parse_inventory(specctl.inventory.read_text() + more))
-    asked, _ = top.asks(fleet, words)
-    board = top.Board(fleet, asked, everything=False, every_s=every_s)
-    app = Top(fleet, board, program="specctl", plain=False)
-
-    async def main() -> None:
-        async with app.run_test(size=size) as pilot:
-            await scenario(app, pilot)
-
-    try:
-        asyncio.run(main())
-    finally:
-        board.stop()
-        fleet.close()
-
-
-async def until(pilot: Pilot[int], check: Callable[[], Any], what: str, *, timeout_s: float = 60.0) -> Any:
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + timeout_s
-    while not (value := check()):
-        assert loop.time() < give_up_at, f"{what} did not happen:\n{shown(pilot.app)}"
-        await pilot.pause(0.05)
-    return value
-
-
-def shown(app: Any) -> str:
-    """The characters on the screen."""
-    strips = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
-
-
-def row(app: Any, word: str) -> str:
-    """The line of the list with `word` in it."""
-    lines = shown(app).split("\n")[2:]
-    return next((line for line in lines if word in line), "")
-
-
-async def select(app: Top, pilot: Pilot[int], word: str) -> None:
-    await until(pilot, lambda: row(app, word), f"{word} in the list")
-    for _ in app.query_one(RunList).rows:
-        if app.selected and app.selected.run and word in app.selected.run.run_id:
-            return
-        await pilot.press("down")
-    raise AssertionError(f"{word} cannot be selected:\n{shown(app)}")
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------
