@@ -38,7 +38,7 @@ class DrawnConfig(Model):
 
     temperature: Annotated[Float, Field(ge=0)] = 1.0
     """0: always the most probable token."""
-    top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[Float, Field(gt=0, le=1)] = 0.95
     """Only the most probable tokens that together have this much."""
     top_k: Count | None = None
     """Only the so many most probable tokens. Left out, all."""
@@ -53,6 +53,8 @@ class AnswerConfig(DrawnConfig):
 
     temperature: Annotated[Float, Field(ge=0)] = 0.7
     """0: always the most probable token."""
+    top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
+    """Only the most probable tokens that together have this much."""
     max_tokens: Count = 512
     """What has not come to its end by then is dropped."""
 
