@@ -156,22 +156,22 @@ def test_a_device_file_is_opened_by_the_user_who_will_run(tmp_path: Path) -> Non
 def test_a_machine_that_has_nothing_but_busybox_tells_all(tmp_path: Path) -> None:
     """As Alpine: its sh, its df, its ls, its su; with /proc and /dev, and no user but root and one more."""
     root = tmp_path / "root"
-    for folder in ("bin", "proc", "dev", "etc", "tmp", "home/kim"):
+    for folder in ("bin", "proc", "dev", "etc", "tmp", "home/train"):
         (root / folder).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     shutil.copy(str(shutil.which("busybox")), root / "bin/busybox")
-    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nkim:x:1234:1234::/home/kim:/bin/sh\n")
-    (root / "etc/group").write_text("root:x:0:\nkim:x:1234:\nvideo:x:44:kim\n")
-    os.chown(root / "home/kim", 1234, 1234)
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nkim:x:1234:1234::/home/train:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\nkim:x:1234:\nvideo:x:44:train\n")
+    os.chown(root / "home/train", 1234, 1234)
     wrapper = tmp_path / "sh"
     wrapper.write_text(
         f"#!/bin/sh\nset -e\ncd {root}\nmount --bind . .\ncd {root}\nmount -t proc proc proc\nmount --rbind /dev dev\n"
         'chroot . /bin/busybox --install -s /bin\nexec chroot . /bin/env -i PATH=/bin /bin/sh "$@"\n'
     )
     wrapper.chmod(0o755)
-    seen = facts(["unshare", "--mount", "--pid", "--fork", str(wrapper)], user="kim", workdir="~/w")
-    assert seen.one("login") == "root" and seen.user == "kim" and seen.groups == ["kim", "video"], seen.facts
-    assert seen.one("workdir") == "/home/kim/w" and seen.one("home-is") == "directory writable"
+    seen = facts(["unshare", "--mount", "--pid", "--fork", str(wrapper)], user="train", workdir="~/w")
+    assert seen.one("login") == "root" and seen.user == "train" and seen.groups == ["train", "video"], seen.facts
+    assert seen.one("workdir") == "/home/train/w" and seen.one("home-is") == "directory writable"
     place, shm = seen.place("workdir"), seen.place("shm")
     assert place is not None and place.writable and place.disk is not None and place.disk.total_bytes > 0
     assert shm is not None and shm.mount.kind == "tmpfs" and seen.all("tmux") == [] and not seen.all("python-code")
