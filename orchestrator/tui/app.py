@@ -30,6 +30,7 @@ from orchestrator.model import Process
 from orchestrator.render import log_errors as show_errors
 from orchestrator.render import stop as show_stop
 from orchestrator.render import top as look
+from orchestrator.render import top_details
 from orchestrator.render.text import shorten
 from orchestrator.resolve import Run
 from orchestrator.tui import driver
@@ -43,6 +44,7 @@ from orchestrator.verbs.top import Board
 TICK_S = 1.0
 SETTLE_S = 0.3
 """A row that is only passed by has no log opened."""
+AGAIN_S = 5.0
 AT_ONCE = 16
 NOTE_S = 8.0
 INTERRUPTED = 130
@@ -106,6 +108,8 @@ class Top(App[int]):
         self._sort: look.Sort = look.SORTS[0]
         self._wanted = ""
         self._tail: Tail | None = None
+        self._failed: Tail | None = None
+        """The one that will be tried once more."""
         self._crew = Crew(AT_ONCE)
         self._news_is_out = self._log_news_is_out = False
         # News may still come when the screen has gone, and before it is there: these always are.
@@ -177,7 +181,7 @@ class Top(App[int]):
         height = max(2, min(14, self.size.height // 4))
         lines = [Text("nothing is selected", style="dim")]
         if row is not None:
-            lines = look.details(
+            lines = top_details.details(
                 row, self.board.trends, width=self.size.width, height=height, bars=self._bars, program=self.program
             )
             if row.run is not None and row.run.run_id in self.stops:
@@ -239,6 +243,21 @@ class Top(App[int]):
             _put(place, Text(word))
         for screen in self._log_screens:
             screen.lines.follow(self._tail)
+        tail = self._tail
+        if tail is not None and tail.failed is not None and self._failed is not tail:
+            self._failed = tail
+            self.set_timer(AGAIN_S, partial(self._again, tail))
+
+    def _again(self, tail: Tail) -> None:
+        """A log that could not be had, of a run that lives on: its target may be back, or the run has begun by now."""
+        row = self.selected
+        if self._tail is not tail or row is None or row.run is None or not row.run.verdict.live:
+            return
+        if not row.fresh:
+            self.set_timer(AGAIN_S, partial(self._again, tail))
+            return
+        self._tail = None
+        self._open(row.key)
 
     @property
     def _log_screens(self) -> list[LogScreen]:
