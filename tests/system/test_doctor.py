@@ -160,8 +160,8 @@ def test_a_machine_that_has_nothing_but_busybox_tells_all(tmp_path: Path) -> Non
         (root / folder).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     shutil.copy(str(shutil.which("busybox")), root / "bin/busybox")
-    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nkim:x:1234:1234::/home/train:/bin/sh\n")
-    (root / "etc/group").write_text("root:x:0:\nkim:x:1234:\nvideo:x:44:train\n")
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\ntrain:x:1234:1234::/home/train:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\ntrain:x:1234:\nvideo:x:44:train\n")
     os.chown(root / "home/train", 1234, 1234)
     wrapper = tmp_path / "sh"
     wrapper.write_text(
