@@ -89,8 +89,8 @@ class Replica:
         """
         ready = None
         elsewhere = self._intake is not None and features_BSF.device != self.device
-        # A copy from another device begins when the target is through, and holds up neither what the target does next
-        # nor what this replica does meanwhile.
+        # A copy from another device holds up nothing that this replica does meanwhile. torch has the other device make
+        # it, in its turn: after the target's forward, whose memory it reads, and before the next one.
         with torch.cuda.stream(self._intake) if elsewhere else contextlib.nullcontext():
             if elsewhere and self.timer.on and features_BSF.is_cuda:
                 # Or the time that it takes would begin with the target's.

@@ -140,6 +140,33 @@ def test_a_failure_in_the_backward_is_the_drafters_with_its_step(train: Train, s
     assert event["doing"] == "is in forward and backward" and "planted in the backward" in event["message"]
 
 
+def test_of_two_workers_that_fail_by_themselves_the_first_is_reported_and_the_other_is_not(
+    train: Train, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    original, other_is_in_it = Replica.loss_and_gradients, threading.Event()
+
+    def broken(self: Replica, batch: MicroBatch) -> None:
+        name = threading.current_thread().name
+        if batch.step == 3 and name == "drafter-1":
+            assert other_is_in_it.wait(60)
+            raise ValueError("the first")
+        if batch.step == 3 and name == "drafter-0":
+            other_is_in_it.set()
+            poll(lambda: events(tmp_path / "out", "exception"))
+            raise KeyError("what came of it")
+        return original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", broken)
+    train(settings, expect=1)
+    (event,) = events(tmp_path / "out", "exception")
+    assert (event["worker"], event["step"], event["message"]) == ("drafter-1", 3, "the first")
+    said = capsys.readouterr().err
+    assert said.startswith("Exception in thread drafter-1:\n") and said.count("Traceback") == 1
+    reasons = {event["worker"]: event["reason"] for event in events(tmp_path / "out", "worker_down")}
+    assert reasons["drafter-0"] == reasons["drafter-1"] == "failed"
+
+
 @pytest.mark.parametrize("sync", ["grads", "params"])
 def test_the_others_do_a_lost_drafters_share_too(train: Train, settings: dict[str, Any], tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer.support import documents, events, losses, records
 from trainer.checkpoint import WEIGHTS, steps_on_disk
-from trainer.config import ConfigError
+from trainer.config import Config, ConfigError
+from trainer.feed import step_blocks
 from trainer.micro_batch import MicroBatch
 from trainer.replica import Replica
 from trainer.report.throughput import Decay, SpeedChange
@@ -39,6 +40,25 @@ def test_the_same_seed_gives_bitwise_the_same_losses_and_another_seed_does_not(t
     assert len(runs[0][0]) == 6 and all(math.isfinite(loss) for loss in runs[0][0])
     assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
     assert runs[0][0] != runs[2][0]
+
+
+def test_what_is_drawn_for_a_row_follows_from_seed_step_and_place_and_from_nothing_drawn_before(
+    settings: dict[str, Any]
+) -> None:
+    def anchors(*, seed: int = 11, step: int = 1, rows: int = 2) -> list[list[int]]:
+        ids_BS = torch.arange(48).expand(rows, -1)
+        config = Config.model_validate({**settings, "seed": seed})
+        found: list[list[int]] = step_blocks(
+            config, ids_BS, torch.ones_like(ids_BS, dtype=torch.bool), torch.zeros_like(ids_BS), step=step
+        ).anchors_BN.tolist()
+        return found
+
+    torch.manual_seed(0)
+    first, second = anchors()
+    torch.manual_seed(1)
+    assert anchors(rows=3)[:2] == [first, second]
+    drawn = [first, second, *anchors(step=2), *anchors(seed=12), *anchors(seed=12, step=2)]
+    assert len(set(map(tuple, drawn))) == 8
 
 
 @pytest.mark.parametrize("drafters", [2, 3])

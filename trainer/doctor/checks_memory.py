@@ -7,6 +7,7 @@ worst all do so at once, which is what the planner adds up too. On CUDA torch's 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,8 @@ def peak_of(device: torch.device, work: Callable[[], Any]) -> int:
     torch.cuda.synchronize(device)
     # Each worker of a run has one of its own, which an earlier check has made here already.
     torch._C._cuda_clearCublasWorkspaces()
+    # What somebody has left here, and goes away meanwhile, would be counted against what the work takes.
+    gc.collect()
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()

@@ -3,7 +3,8 @@
 Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from the target's files, and what a step takes
 from going through one without any content (`work.py`), all workers at their worst at once. On the CPU that is
 what is measured (`python -m trainer doctor` does), to the byte. On CUDA the allocator's own losses and the CUDA context
-(about half a GiB) come on top. Of several buckets the longest has the most of everything, and so the peak.
+(about half a GiB) come on top, and what `evaluate_every` keeps for its prompts. Of several buckets the longest has the
+most of everything, and so the peak.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Form:
     kind: str
     shape: str
     mode: str = "train"
-    """Evaluation compiles nothing: there is none yet."""
+    """Evaluation compiles nothing (`decode/in_training.py`)."""
     passes: str = "forward, backward"
 
 
