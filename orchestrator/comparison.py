@@ -123,9 +123,8 @@ def answer(a: Side, b: Side, *, changed: bool) -> Answer:
     else:
         own = f" ({b.failures[0].text})" if b.failures else ""
         kind = "no_answer"
-        sentence = f"B ended{own} before {_point(point)}: it says nothing about what A failed with"
-        if b.state == "NEVER_STARTED":
-            sentence = f"B never started ({b.why}): it says nothing about what A failed with"
+        ended = f"never started ({b.why})" if b.state == "NEVER_STARTED" else f"ended{own} before {_point(point)}"
+        sentence = f"B {ended}: it says nothing about {'the fix' if changed else 'what A failed with'}"
     if not changed:
         if kind in ("gone", "different"):
             sentence += "; but nothing is known to have changed between them, so that this may be chance"
@@ -142,7 +141,7 @@ def _point(failure: Failure) -> str:
     """Where A failed, as something that B has to be past."""
     who = failure.workers[0] if failure.workers else "it"
     if failure.step is None:
-        return f"{who} had made its first step"
+        return f"{who} made its first step"
     return f"{who} was past step {failure.step:,}"
 
 

@@ -11,6 +11,7 @@ from orchestrator import streams
 from orchestrator.cli.base import InventoryOption, JsonOption, UsageError, complain, errors, fleet_of, program, say
 from orchestrator.commands import RUN
 from orchestrator.completion import offer
+from orchestrator.render.text import size
 from orchestrator.verbs import report as verb
 
 
@@ -67,5 +68,5 @@ def report(
 
             print(as_json.text(as_json.of_report(result, str(output), written)))
         elif not to_stdout:
-            print(f"{output}  {show_report.size_of(written)}")
+            print(f"{output}  {size(written)}")
         raise typer.Exit(result.exit_code)

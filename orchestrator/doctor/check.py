@@ -49,8 +49,6 @@ class Examined:
     """How long the first answer took, with the login."""
     clock_s: tuple[float, float] | None = None
     """How far its clock is ahead of this machine's: at least, at most."""
-    clock_read_s: float = 0.0
-    """How long the look at the clock may have taken."""
     python_hint: str | None = None
     """Which Python there would do, where the one that was asked for does not."""
     quick: bool = False

@@ -133,9 +133,10 @@ def _gib(count: int) -> str:
 CHECKS = [
     Check(name="memory", asks="memory that is allowed, by the machine and by its cgroup, and available now",
           look=memory, part="limits"),
-    Check(name="shm", asks="/dev/shm is there, can be written, and is not small", look=shm, part="workdir"),
+    Check(name="shm", asks="/dev/shm is there, can be written, and is not small", look=shm, part="workdir",
+          launch=True),
     Check(name="limits", asks="ulimits: files, processes, locked memory; and none on time, file size, addresses",
-          look=limits, part="limits"),
+          look=limits, part="limits", launch=True),
     Check(name="processes", asks="how many processes and threads its cgroup allows", look=processes, part="limits"),
     Check(name="clock", asks="its clock agrees with this machine's, as far as the round trip lets one see", look=clock,
           part="who"),

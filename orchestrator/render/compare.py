@@ -165,7 +165,7 @@ def _training(console: Console, result: Result, room: Room) -> None:
     rows: dict[str, dict[str, tuple[str, str]]] = {}
     for metric, found in result.training.items():
         for one in found:
-            figures = _figure(one.a, DIGITS.get(metric, 2)), _figure(one.b, DIGITS.get(metric, 2))
+            figures = figure(one.a, metric), figure(one.b, metric)
             steps = f"{one.first:,}" if one.first == one.last else f"{one.first:,}-{one.last:,}"
             rows.setdefault(f"  {steps}", {})[metric] = figures
     names = [NAMES.get(metric, metric) for metric in result.training]
@@ -186,8 +186,10 @@ DIGITS = {"loss": 4, "tok_s": 0}
 NAMES = {"tok_s": "tok/s"}
 
 
-def _figure(sums: Sums, digits: int) -> str:
+def figure(sums: Sums, metric: str) -> str:
+    """`3.2000 ± 0.1000`: mean and spread."""
     if sums.mean is None:
         return "-"
+    digits = DIGITS.get(metric, 2)
     spread = "" if sums.spread is None else f" ± {sums.spread:,.{digits}f}"
     return f"{sums.mean:,.{digits}f}{spread}"

@@ -21,10 +21,10 @@ from typing import Any
 from orchestrator.errors import ConfigError, SpecctlError
 from orchestrator.health import age
 from orchestrator.render import show as show_show
-from orchestrator.render.compare import DIGITS, KINDS, NAMES, diff_style, file_line
+from orchestrator.render.compare import KINDS, NAMES, diff_style, figure, file_line
 from orchestrator.render.log_errors import in_workers
 from orchestrator.render.plot import NAMES as FIGURES
-from orchestrator.render.text import at_home, colour, count, number, one_line, size
+from orchestrator.render.text import at_home, colour, count, number, one_line
 from orchestrator.series import Series, gaps
 from orchestrator.timeline import SHARES, Lane, Timeline
 from orchestrator.verbs import compare, errors, plot, show
@@ -292,8 +292,7 @@ class _Pair:
             diffs.append(result.config_diff)
         self.diff = _diff(cut("".join(diffs), f"specctl compare {self.a} {self.b} --diff"))
         self.training = [
-            (NAMES.get(metric, metric), f"{one.first:,} to {one.last:,}", _mean(one.a.mean, metric),
-             _mean(one.b.mean, metric))
+            (NAMES.get(metric, metric), f"{one.first:,} to {one.last:,}", figure(one.a, metric), figure(one.b, metric))
             for metric, found in result.training.items()
             for one in found
         ]  # fmt: skip
@@ -302,10 +301,6 @@ class _Pair:
 def _hunks(diff: str) -> list[str]:
     """A diff of one file without the file's names."""
     return diff.split("\n")[2:]
-
-
-def _mean(value: float | None, metric: str) -> str:
-    return number(value, DIGITS.get(metric, 2))
 
 
 # --- figures, for the script ----------------------------------------------------------------------------------------
@@ -392,7 +387,3 @@ def _timeline(lanes: Timeline, created_at: float) -> dict[str, Any]:
 def _short(values: Sequence[float | None]) -> list[float | None]:
     """As many digits as can be seen."""
     return [None if value is None else float(f"{value:.7g}") for value in values]
-
-
-def size_of(data_bytes: int) -> str:
-    return size(data_bytes)

@@ -100,7 +100,7 @@ def between(fleet: Fleet, one: One, other: One) -> Result:
         notes.append(f"B is older than A: specctl compare {other.run_id} {one.run_id} asks it the other way round")
     files, unknown = _files(fleet, one, other)
     config = _config_diff(one, other)
-    changes = _gpus(one, other) + _changes(one.history, other.history) + _argv(one, other)
+    changes = _target(one, other) + _gpus(one, other) + _changes(one.history, other.history) + _argv(one, other)
     changed = bool(files or unknown or config or changes)
     return Result(
         a=one, b=other, files=files, files_unknown=unknown, config_diff=config, changes=changes,
@@ -202,6 +202,11 @@ def _config_diff(a: One, b: One) -> str:
     old, new = (spec.config_text or "" for spec in specs)
     names = (spec.config_path or "no configuration" for spec in specs)
     return codediff.unified(old, new, *names)
+
+
+def _target(a: One, b: One) -> list[Change]:
+    one, other = (f"{target.name} ({target.place})" for target in (a.seen.target, b.seen.target))
+    return [Change(word="target", a=one, b=other)] if one != other else []
 
 
 def _gpus(a: One, b: One) -> list[Change]:

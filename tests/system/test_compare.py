@@ -68,7 +68,7 @@ def test_a_run_that_never_got_there_says_nothing_about_the_fix(runs: tuple[Specc
     specctl, ids = runs
     done = specctl("compare", ids["run6"], ids["run7"], "--json")
     assert done.code == 3 and done.json["answer"] == "no_answer" and done.json["training"] == {}
-    assert "before drafter-0 was past step 4: it says nothing about" in done.json["sentence"]
+    assert "before drafter-0 was past step 4: it says nothing about the fix" in done.json["sentence"]
     fates = {one["failure"]["text"].partition(":")[0]: one["fate"] for one in done.json["failures"]}
     assert fates == {"RuntimeError": "not reached", "ModuleNotFoundError": "new"}
 
@@ -108,6 +108,18 @@ def test_what_changed_is_a_patch_that_makes_one_into_the_other(
     code = done.out[: done.out.index("--- run.yaml")] if "--- run.yaml" in done.out else done.out
     subprocess.run(["git", "apply", "--include=model.py", "-"], input=code, text=True, cwd=tmp_path, check=True)
     assert (tmp_path / "model.py").read_text() == ELSEWHERE
+
+
+def test_another_target_is_a_change_by_its_name_and_place(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    both = specctl.project / "both.yaml"
+    both.write_text(specctl.inventory.read_text() + f"  other: {{workdir: {specctl.home}/other, env: {{SEED: '7'}}}}\n")
+    words = ("--inventory", str(both))
+    there = specctl(*words, "launch", "other", "--json", "--until", "process", "--", "sh", "-c", "exit 3").json
+    done = specctl(*words, "compare", ids["run6"], there["run_id"])
+    assert "target        local (this machine) -> other (this machine)" in done.out, done
+    assert "variable SEED not set -> set" in done.out and f"A {ids['run6']} on local" in done.out
+    both.unlink()
 
 
 def test_a_repetition_without_any_change_is_called_that(runs: tuple[Specctl, dict[str, str]]) -> None:

@@ -64,6 +64,7 @@ def test_a_page_names_every_run_with_its_state_evidence_and_when_it_was_seen(run
     assert good in said and "SUCCEEDED exit code 0" in said and "FAILED exit code 1" in said
     assert re.search(r"seen at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, by the clock of", said)
     assert "A did not fail, B did: ValueError: planted" in said and "changed.txt added, +1 -0" in said
+    assert re.search(r"loss \d+ to \d+ +(\d+\.\d{4} ± \d+\.\d{4} +){2}", said), "with spread, as compare has it"
     assert "raise ValueError" in page.text and "dead: ValueError: planted" in said
     assert re.search(r"stepping from \d s on, for \d+ \w+: busy 60%, waiting for input 30%", said)
 

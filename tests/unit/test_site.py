@@ -77,6 +77,12 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
         assert f'href="{path.stem}.html"' in navigation or path.stem == "index", path.name
 
 
+def test_every_picture_is_shown_on_a_page() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    for path in (ROOT / "docs" / "pictures").iterdir():
+        assert f"pictures/{path.name})" in text, path.name
+
+
 def test_on_a_forge_every_link_of_the_pages_leads_to_a_file() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
