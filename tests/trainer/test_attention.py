@@ -38,3 +38,9 @@ def test_flex_attention_sees_and_computes_what_its_twin_does_also_for_padding_an
     expected = dense(query, key, value, dense.mask(blocks, LENGTH))
     got = flex(query, key, value, flex.mask(blocks, LENGTH))
     assert torch.allclose(got, expected, atol=1e-5), (got - expected).abs().max()
+
+
+def test_flex_attention_outside_a_compiled_function_is_an_error_and_no_dense_attention() -> None:
+    query = torch.ones(1, 2, 8, 16)
+    with pytest.raises(RuntimeError, match="outside a compiled function"):
+        SparseAttention(lambda _name, function, **_: function)(query, query, query, None)

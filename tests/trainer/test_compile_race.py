@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.fx import Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -194,6 +195,14 @@ def test_a_function_with_two_forms_is_refused_before_a_worker_exists() -> None:
 
     with pytest.raises(SeveralForms, match="double on cpu was compiled 2 times"):
         compile_plan.warm_up([unit], two_shapes, say=lambda _: None)
+
+
+def test_torchs_limit_on_forms_is_an_error_and_no_slow_code() -> None:
+    chunk = kernels.kernels_for(torch.device("cpu"), compile_on_cpu="aot_eager").of((1, 64, 8)).head_loss.chunk
+    with torch._dynamo.config.patch(recompile_limit=1):
+        chunk(torch.randn(4, 16), torch.randn(50, 16), torch.arange(4))
+        with pytest.raises(FailOnRecompileLimitHit):
+            chunk(torch.randn(5, 16), torch.randn(50, 16), torch.arange(5))
 
 
 def test_a_torch_that_lacks_what_the_plan_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
