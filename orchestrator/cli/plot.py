@@ -13,6 +13,8 @@ from orchestrator.commands import RUN
 from orchestrator.completion import offer
 from orchestrator.verbs import plot as verb
 
+METRICS = "loss,tok_s"
+
 
 def plot(
     ctx: typer.Context,
@@ -23,7 +25,7 @@ def plot(
     ] = None,
     metrics: Annotated[
         str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
-    ] = "loss,tok_s",
+    ] = METRICS,
     workers: Annotated[bool, typer.Option("--workers", help="Also each worker's own line.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Over the time since the launch instead of the steps.")] = False,
     png: Annotated[
@@ -46,6 +48,8 @@ def plot(
         for drawn in result.runs:
             for note in drawn.notes:
                 say(note)
+        if result.absent and not (json or metrics == METRICS):
+            say(f"no {' or '.join(result.absent)} was written down; there is: {', '.join(result.there)}")
         if json:
             from orchestrator.render import json as as_json
 

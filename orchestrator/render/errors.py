@@ -33,7 +33,9 @@ def _run(one: Seen) -> str:
     often = "" if group.count == 1 else f"{group.count:,} times"
     said = f"{often}{in_workers(group)}".strip()
     state = one.result.verdict.state
-    why = f"{state}, the run ended with it" if one.judged.ended == "run" else one.judged.why
+    why = {"run": f"{state}, the run ended with it", "worker": f"{state}, {one.judged.why}"}.get(
+        one.judged.ended or "", one.judged.why
+    )
     return f"{probe.run_id} on {one.result.target.name}{f', {said}' if said else ''}: {why}"
 
 

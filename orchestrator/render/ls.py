@@ -50,8 +50,9 @@ def _state(row: Row) -> Text:
 
 
 def _words(row: Row) -> str:
-    """The note; of a run that did not end well, or was not seen, the reason goes before it."""
-    quiet = row.state in ("RUNNING", "SUCCEEDED", "STOPPED")
+    """The note; of a run that did not end well, outlived a worker, or was not seen, the reason goes before it."""
+    survived = row.seen is not None and bool(row.seen.verdict.workers_gone)
+    quiet = row.state in ("RUNNING", "SUCCEEDED", "STOPPED") and not survived
     note = row.seen.probe.note if row.seen else ""
     return one_line(" · ".join(filter(None, ["" if quiet else shorten(row.why, 70), note])))
 

@@ -30,6 +30,7 @@ def terminal(console: Console, result: Result) -> str:
     texts = []
     for metric in result.metrics:
         plt.clear_figure()
+        plt.limit_size(False, False)  # by a terminal that need not be the one it is for
         plt.theme("clear" if not coloured else "dark")
         if coloured:
             plt.canvas_color("default")
@@ -44,6 +45,8 @@ def terminal(console: Console, result: Result) -> str:
             plt.plot(x, y, label=one_line(one.label), marker=marker)
         if result.by == "time":
             _time_ticks(plt, lines)
+        else:
+            _step_ticks(plt, lines)
         text = plt.build()
         text = text if coloured else plt.uncolorize(text)
         texts.append("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
@@ -60,6 +63,14 @@ def _time_ticks(plt: Any, lines: list[Line]) -> None:
     last = _last(lines)
     ticks = [last * part / 4 for part in range(5)]
     plt.xticks(ticks, [age(tick) for tick in ticks])
+
+
+def _step_ticks(plt: Any, lines: list[Line]) -> None:
+    """A step is a whole number."""
+    steps = [x for line in lines for x in line.x if x is not None]
+    first, last = math.floor(min(steps, default=0)), math.ceil(max(steps, default=0))
+    ticks = sorted({first + (last - first) * part // 4 for part in range(5)})
+    plt.xticks(ticks, [f"{tick:,}" for tick in ticks])
 
 
 def picture(result: Result, path: Path) -> None:

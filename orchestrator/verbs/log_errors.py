@@ -117,7 +117,7 @@ def judged(group: Group, probe: Probe, verdict: Verdict) -> Judged:
     gone = {worker.name for worker in verdict.workers if worker.name in verdict.workers_gone}
     ended = sorted(gone.intersection(group.down))
     blamed = verdict.error is not None and verdict.error.fingerprint == group.fingerprint
-    if blamed and not verdict.live:
+    if blamed and not verdict.live and not (ended and _went_on(verdict)):
         return Judged(group=group, ended="run", why=f"the run ended with it: {verdict.state}, {verdict.why}")
     if ended:
         return Judged(group=group, ended="worker", why=f"{', '.join(ended)} ended with it")
@@ -129,6 +129,11 @@ def judged(group: Group, probe: Probe, verdict: Verdict) -> Judged:
     if verdict.live:
         return Judged(group=group, ended=None, why="nothing has ended with it, and no step has followed it yet")
     return Judged(group=group, ended=None, why=f"no step followed it, but the run did not end with it: {verdict.state}")
+
+
+def _went_on(verdict: Verdict) -> bool:
+    """Whether the run outlived a worker that had died: others were left, and its end is not that of a failure."""
+    return verdict.state != "FAILED" and any(worker.name not in verdict.workers_gone for worker in verdict.workers)
 
 
 def _stepped_since(group: Group, probe: Probe) -> bool:

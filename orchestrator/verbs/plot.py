@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -59,6 +59,13 @@ class Result:
     runs: list[Drawn]
     metrics: list[str]
     by: By
+    absent: list[str] = field(default_factory=list)
+    """What was asked for, and no run has written down."""
+
+    @property
+    def there(self) -> list[str]:
+        """Every figure that any of the runs has written down."""
+        return sorted({name for run in self.runs for name in run.there})
 
     def lines(self, metric: str) -> list[Line]:
         """Of one figure, run by run, the run's own before its workers'."""
@@ -91,7 +98,7 @@ def run(fleet: Fleet, queries: Sequence[str | None], metrics: Sequence[str], *, 
             f"no {' or '.join(metrics)} was written down by {which}",
             hint=f"there is: {', '.join(there)}" if there else "a run has figures from its first step on",
         )
-    return Result(runs=runs, metrics=found, by=by)
+    return Result(runs=runs, metrics=found, by=by, absent=[metric for metric in metrics if metric not in found])
 
 
 def _one(fleet: Fleet, query: str | None, metrics: list[str], workers: bool) -> Drawn:

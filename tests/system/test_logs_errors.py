@@ -68,6 +68,32 @@ def test_a_worker_that_ended_is_told_from_an_exception_that_was_survived(specctl
     assert group["first"]["exact"] and "FX" in group["message"] and group["hint"]
 
 
+OUTLIVED = """
+import threading
+
+def work(name, dies):
+    for step in range(1, 9):
+        print(f"step={step} worker={name} tok/s=3", flush=True)
+        if dies and step == 3:
+            raise ValueError("a bad batch")
+
+for name in ("drafter-0", "drafter-1", "drafter-2"):
+    thread = threading.Thread(target=work, args=(name, name == "drafter-1"), name=name)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_run_that_outlives_a_worker_did_not_end_with_its_exception(specctl: Specctl) -> None:
+    (specctl.project / "outlived.py").write_text(OUTLIVED)
+    run_id = specctl.launch("--until", "process", "--", sys.executable, "outlived.py").json["run_id"]
+    poll_until(lambda: specctl.status(run_id)["state"] == "SUCCEEDED")
+    [group] = specctl("logs", run_id, "--errors", "--json").objects
+    assert group["ended"] == "worker" and group["why"] == "drafter-1 ended with it"
+    assert f"{run_id} on local, in drafter-1: SUCCEEDED, drafter-1 ended with it" in specctl("errors", run_id).out
+    assert "but drafter-1 died (ValueError: a bad batch)" in specctl("ls", "-n", "1").out
+
+
 def test_exceptions_of_the_programs_own_log_are_found_and_those_from_before_are_not(specctl: Specctl) -> None:
     log = specctl.home / "train.log"
     log.write_text(error(1) + STEP.format(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,10 @@ def test_runs_are_drawn_over_one_another_with_gaps_where_nothing_was_written(run
     # 2,640 steps do not fit into 512 points: each is the mean of eight, with its spread.
     assert len(long["x"]) < 520 and None in long["x"] and long["spread"][-2] > 0
     assert 77.0 not in short["y"], "a line of another attempt is none of this run"
-    text = specctl("plot", *ids, "--metric", "loss, own")
+    text = specctl("plot", *ids, "--metric", "loss, own, lr")
+    assert "no lr was written down; there is: loss, own\n" in text.err
+    assert max(map(len, text.out.splitlines())) == 100
+    assert re.findall(r"^[ \d,]+$", text.out, re.M)[0].split() == ["1", "748", "1,496", "2,244", "2,992"]
     assert text.code == 0 and text.out.count("┌") == 2 and all(run in text.out for run in ids)
     assert "\x1b" not in text.out and f"{ids[0]} on local: SUCCEEDED" in text.err
 
