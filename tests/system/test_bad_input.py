@@ -62,7 +62,7 @@ def one_message(err: str) -> tuple[str, str]:
     ("words", "code", "said", "hint"),
     [
         (["lunch"], 2, "no such command 'lunch'; did you mean launch?", "specctl --help"),
-        (["xyzzy"], 2, "no such command 'xyzzy'; there are launch, status, logs, stop", "specctl --help"),
+        (["xyzzy"], 2, "no such command 'xyzzy'; there are launch, status, top, logs, stop", "specctl --help"),
         (["kill", "@last"], 2, "no such command 'kill'; did you mean stop?", "specctl --help"),
         (["help", "launch"], 2, "no such command 'help'", "specctl launch --help"),
         (["targets", "--accept-new"], 2, "--accept-new stands before the verb", "specctl --accept-new targets"),
