@@ -105,18 +105,6 @@ def main(folder: Path) -> None:
     picture_of_doctor(folder)
 
 
-TEXT = re.compile(r'x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"([^>]*)>((?:&#160;)+)([^<]*)')
-COLUMN = 12.2
-"""How wide a character is in such a picture."""
-
-
-def _without_edge(found: re.Match[str]) -> str:
-    """A text that begins with spaces begins after them: not every viewer draws those."""
-    x, y, length, more, spaces, text = found.groups()
-    width = spaces.count(";") * COLUMN
-    return f'x="{float(x) + width:.1f}" y="{y}" textLength="{float(length) - width:.1f}"{more}>{text}'
-
-
 def picture_of_top(fleet: Fleet, folder: Path) -> None:
     """The whole screen, once the selected run has lost its worker, and its curve and its log are there."""
     from orchestrator.tui.app import Top
@@ -132,7 +120,6 @@ def picture_of_top(fleet: Fleet, folder: Path) -> None:
             while "<text" not in (svg := app.export_screenshot()) or not ("GONE" in svg and "worker=drafter" in svg):
                 assert time.monotonic() < give_up_at, "the screen stays empty"
                 await pilot.pause(1.0)
-        svg = TEXT.sub(_without_edge, svg)
         write(svg, folder / "top.svg")
 
     asyncio.run(draw())
@@ -235,8 +222,21 @@ def save(console: Console, path: Path, title: str) -> None:
     write(console.export_svg(title=title), path)
 
 
+TEXT = re.compile(r'x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"([^>]*)>((?:&#160;)+)([^<]*)')
+COLUMN = 12.2
+"""How wide a character is in such a picture."""
+
+
+def _without_edge(found: re.Match[str]) -> str:
+    """A text that begins with spaces begins after them: not every viewer draws those."""
+    x, y, length, more, spaces, text = found.groups()
+    width = spaces.count(";") * COLUMN
+    return f'x="{float(x) + width:.1f}" y="{y}" textLength="{float(length) - width:.1f}"{more}>{text}'
+
+
 def write(svg: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    svg = TEXT.sub(_without_edge, svg)
     # Rich would have the reader's browser fetch a font; any monospace does, since every text carries its length.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     # Where the environment lies that made the picture is of no interest, and different every time.

@@ -119,6 +119,7 @@ def test_another_target_is_a_change_by_its_name_and_place(runs: tuple[Specctl, d
     done = specctl(*words, "compare", ids["run6"], there["run_id"])
     assert "target        local (this machine) -> other (this machine)" in done.out, done
     assert "variable SEED not set -> set" in done.out and f"A {ids['run6']} on local" in done.out
+    assert "command       " in done.out and "train.py -> sh -c 'exit 3'" in " ".join(done.out.split())
     both.unlink()
 
 
@@ -139,6 +140,10 @@ def test_an_exception_of_several_runs_is_told_once_with_all_of_them(runs: tuple[
     assert set(found) == {"RuntimeError", "ModuleNotFoundError"}
     assert [one["run_id"] for one in found["RuntimeError"]["runs"]] == [ids["again"], ids["run6b"], ids["run6"]]
     assert {one["ended"] for one in found["RuntimeError"]["runs"]} == {"run"} and found["RuntimeError"]["count"] == 3
+    kind = found["RuntimeError"]
+    newest, *_, oldest = kind["runs"]
+    assert (kind["first_at"], kind["last_at"]) == (oldest["first_at"], newest["last_at"])
+    assert kind["first_at"] < kind["last_at"] and "3 times in 3 runs, first " in specctl("errors").out
     text = specctl("errors", "-t", ids["run6"], ids["run7"])
     assert text.out.count("Traceback (most recent call last)") == 2 and "2 exceptions, 2 different" in text.err
     assert "in drafter-0: FAILED, the run ended with it" in text.out

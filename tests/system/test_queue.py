@@ -91,6 +91,8 @@ def test_two_runs_have_a_gpu_each_and_the_third_none(box: Box) -> None:
     assert (box.sees(first), box.sees(second)) == (ONE, TWO)
     done = box("launch", "local", "--gpus", "1", *SLEEPS)
     assert done.code == 1 and "1 of GPU 0, 1 cannot be claimed" in done.err and first in done.err and second in done.err
+    changes = {one["word"]: (one["a"], one["b"]) for one in box("compare", first, second, "--json").json["changes"]}
+    assert ONE in changes["GPUs"][0] and TWO in changes["GPUs"][1]
     box.smi.lists(TWO, ONE)  # as after a reboot with another order: a number means another one, a UUID does not
     row = box.status(first)
     assert [one["uuid"] for one in row["gpu_claim"]["held"]] == [ONE]

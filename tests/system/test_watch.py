@@ -117,6 +117,30 @@ def test_records_that_no_supervisor_writes_are_passed_over_and_the_rest_is_told(
         assert done.code == 1 and len(done.out.splitlines()) == 2 and "told" in done.out
 
 
+def test_stalls_and_falls_are_told_in_words_and_each_kind_only_where_it_is_asked_for(specctl: Specctl) -> None:
+    (specctl.project / "ends.py").write_text("""
+import json, os
+of = {"time": 1.0, "source": "supervisor", "attempt": 1, "nonce": os.environ["SPECCTL_NONCE"]}
+with open(os.path.join(os.environ["SPECCTL_RUN_DIR"], "events.jsonl"), "a") as file:
+    for event in (
+        {"event": "stalled", "step": 1200, "silent_s": 130.0, "limit_s": 120.0}, {"event": "stall_over", "step": 1201},
+        {"event": "decay", "tok_s": 900.0, "before_tok_s": 2000.0}, {"event": "decay_over", "tok_s": 1990.0},
+        {"event": "checkpoint", "step": 1200},
+    ):
+        file.write(json.dumps({**of, **event}) + "\\n")
+""")
+    run = specctl.launch("--until", "process", "--", sys.executable, "ends.py").json["run_id"]
+    poll_until(lambda: specctl.status(run)["state"] == "SUCCEEDED", timeout_s=60)
+
+    def told(*on: str) -> list[str]:
+        return [json.loads(line)["text"] for line in specctl("watch", run, "--json", *on).out.splitlines()]
+
+    stall = ["no step for 2 min at step 1,200 (limit 2 min)", "it steps again at step 1,201"]
+    fall = ["tok/s has fallen to 900 from 2,000", "tok/s is as it was before"]
+    assert told("--on", "stall") == stall and told("--on", "decay") == fall
+    assert told()[:-1] == [*stall, *fall], "a checkpoint is told only where it is asked for"
+
+
 @contextlib.contextmanager
 def server(answers: list[int]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
     """Answers with each code in turn, and with the last for ever; what it was sent, with the key that it came by."""
