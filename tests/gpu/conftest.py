@@ -10,6 +10,7 @@ import torch
 
 from tests.trainer.conftest import settings, start_trainer, taught_run, taught_target, tiny_target, train
 from trainer.compile_plan import watch
+from trainer.kernels import kernels_for
 
 __all__ = ["settings", "start_trainer", "taught_run", "taught_target", "tiny_target", "train"]
 
@@ -19,6 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_compiled() -> None:
+    """Another file's runs may have had the same shapes in another type: a second form, which no run accepts."""
+    torch._dynamo.reset()
+    kernels_for.cache_clear()
 
 
 @pytest.fixture(autouse=True)

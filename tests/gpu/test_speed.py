@@ -11,15 +11,12 @@ import torch
 
 from tests.trainer.support import write_config
 from trainer.__main__ import main
-from trainer.kernels import kernels_for
 from trainer.model.flops import peak_flop_s
 
 
 def test_a_bench_on_a_gpu_measures_stages_on_the_device_and_compiles_nothing_late(
     on_gpu: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    torch._dynamo.reset()
-    kernels_for.cache_clear()  # another test's run may have had the same shapes
     config = write_config({**on_gpu, "log_every": 1}, tmp_path / "config.yaml")
     assert main(["bench", str(config), "--steps", "20", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
