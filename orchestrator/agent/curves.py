@@ -16,6 +16,8 @@ ROWS, MOST_ROWS = 512, 4096
 SLICES, SLICE_BYTES = 1024, 64 << 10
 """Of a metrics.jsonl that is longer than all of them together so many slices are read, evenly spread: more than a
 series usually has rows, so that hardly one goes without."""
+LAST_STEP = 2**53
+"""A program may write any number; from here on no two of them can be told apart where curves are drawn."""
 ABOUT = frozenset({"time", "source", "attempt", "nonce", "step", "worker"})
 SUMMED = frozenset({"tok_s", "positions_s"})
 """Rates: a run's are those of all its workers together, where other figures are their mean."""
@@ -51,6 +53,8 @@ def read(path: str, nonce: str, metrics: list[str], *, workers: bool, at_most: i
         except (ValueError, RecursionError):
             continue
         if not isinstance(row, dict) or row.get("nonce") != nonce or type(row.get("step")) is not int:
+            continue
+        if abs(row["step"]) > LAST_STEP:
             continue
         step, worker, at = row["step"], row.get("worker"), _figure(row.get("time")) or 0.0
         for name, value in row.items():

@@ -99,10 +99,10 @@ def _console(*, stderr: bool) -> Console:
 
 def say(text: str) -> None:
     """On stderr, between what was printed before it and what comes after, also where both go into one file."""
-    from orchestrator.render.text import line
+    from orchestrator.render.text import line, one_line
 
     sys.stdout.flush()
-    line(stderr(), text, first=0, style="dim")
+    line(stderr(), one_line(text), first=0, style="dim")
 
 
 def inventory_of(explicit: str | None) -> Inventory:
@@ -167,13 +167,14 @@ def _place(error: BaseException) -> str:
 def complain(error: SpecctlError) -> None:
     from rich.text import Text
 
-    from orchestrator.render.text import line
+    from orchestrator.render.text import line, one_line
 
     console = stderr()
     lead = "" if isinstance(error, Interrupted) else "error: "
-    first, *rest = str(error).splitlines() or [""]
+    # Words of servers and names of files are part of it.
+    first, *rest = map(one_line, str(error).splitlines() or [""])
     line(console, Text.assemble((lead, "bold red"), first), first=0)
     for text in rest:
         line(console, text)
     if error.hint:
-        line(console, error.hint, style="cyan")
+        line(console, one_line(error.hint), style="cyan")

@@ -13,6 +13,7 @@ from orchestrator.cli.base import InventoryOption, RunArgument, errors, fleet_of
 from orchestrator.errors import ConfigError
 from orchestrator.model import BAD, to_json
 from orchestrator.render import json as as_json
+from orchestrator.render.text import one_line
 from orchestrator.verbs import watch as verb
 
 
@@ -56,7 +57,9 @@ def watch(
             say(note)
         mark, outside = verb.Bookmark(), None
         if command is not None or webhook is not None:
-            outside = herald.until_told(herald.webhook(webhook) if webhook else herald.command(command or ""), say)
+            # Lines of a command would be none of those that a program reads.
+            way = herald.webhook(webhook) if webhook else herald.command(command or "", stdout=2 if json else None)
+            outside = herald.until_told(way, say)
             sink = f"webhook {webhook}" if webhook else f"exec {command}"
             mark = verb.Bookmark.of(watched.run.run_id, f"{sink} {sorted(kinds)}", again=again)
             if mark.ended:
@@ -70,7 +73,7 @@ def watch(
                 streams.write_line(as_json.text(record))
             else:
                 at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news.at))
-                streams.write_line(f"{at}  {news.kind:<10} {news.text}")
+                streams.write_line(f"{at}  {news.kind:<10} {one_line(news.text)}")
             sys.stdout.flush()
 
         try:

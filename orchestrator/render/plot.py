@@ -16,6 +16,7 @@ from orchestrator.verbs.plot import Line, Result
 
 HEIGHT, LEAST_HEIGHT = 18, 10
 LEAST_WIDTH, PIPE_WIDTH = 40, 100
+WIDE = 1e9
 MARKS = "*o+x#@%&"
 """Of a line each, where nothing can be told by its colour."""
 NAMES = {"tok_s": "tok/s", "positions_s": "draft positions/s", "lr": "learning rate", "grad_norm": "gradient norm"}
@@ -47,6 +48,7 @@ def terminal(console: Console, result: Result) -> str:
             _time_ticks(plt, lines)
         else:
             _step_ticks(plt, lines)
+        _figure_ticks(plt, lines)
         text = plt.build()
         text = text if coloured else plt.uncolorize(text)
         texts.append("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
@@ -71,6 +73,15 @@ def _step_ticks(plt: Any, lines: list[Line]) -> None:
     first, last = math.floor(min(steps, default=0)), math.ceil(max(steps, default=0))
     ticks = sorted({first + (last - first) * part // 4 for part in range(5)})
     plt.xticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def _figure_ticks(plt: Any, lines: list[Line]) -> None:
+    """What has diverged is written as 1.2e+30: all its digits would leave no room for the curve."""
+    figures = [y for line in lines for y in line.y if y is not None]
+    low, high = min(figures, default=0.0), max(figures, default=0.0)
+    if max(abs(low), abs(high)) >= WIDE:
+        ticks = [low + (high - low) * part / 4 for part in range(5)]
+        plt.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
 
 
 def picture(result: Result, path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -66,9 +67,9 @@ class Bookmark:
         name = hashlib.sha256(sink.encode()).hexdigest()[:16]
         mark = cls(path=index.folder() / "watched" / f"{run_id}.{name}.json")
         if not again and mark.path is not None:
-            with suppress(OSError, ValueError, TypeError, KeyError):
+            with suppress(OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 known = json.loads(mark.path.read_text())
-                mark.start, mark.ended = int(known["start"]), bool(known["ended"])
+                mark.start, mark.ended = max(0, int(known["start"])), bool(known["ended"])
         return mark
 
     def move(self, *, start: int | None = None, ended: bool = False) -> None:
@@ -76,7 +77,7 @@ class Bookmark:
         self.start, self.ended = self.start if start is None else start, self.ended or ended
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.path.with_suffix(".tmp")
+            aside = self.path.with_suffix(f".{os.getpid()}.tmp")  # the same watch may go on twice
             aside.write_text(json.dumps({"start": self.start, "ended": self.ended}))
             aside.replace(self.path)
 

@@ -65,6 +65,27 @@ def test_workers_have_lines_of_their_own(runs: tuple[Specctl, list[str]]) -> Non
     assert [line["y"][0] for line in lines] == [4.001, 3.001, 5.001]
 
 
+def test_a_line_that_no_run_means_and_a_figure_that_has_diverged_leave_the_curves_there(
+    runs: tuple[Specctl, list[str]],
+) -> None:
+    specctl, ids = runs
+    path = specctl.run_dir(ids[0]) / "metrics.jsonl"
+    before = path.read_bytes()
+    nonce = json.loads(before.splitlines()[0])["nonce"]
+    rows = [f'{{"nonce": "{nonce}", "time": 1e99, "step": {step}, "worker": null, "loss": 9.5}}'
+            for step in ("1" + "0" * 30, "-1" + "0" * 400, 2**63, "2e9", "NaN")]  # fmt: skip
+    rows.append(f'{{"nonce": "{nonce}", "time": 1, "step": 500, "worker": null, "loss": 1e38, "own": -3e99}}')
+    path.write_bytes(b"\n".join([before, *(row.encode() for row in rows), b"\xff\0[" * 9999, b""]))
+    try:
+        done = specctl("plot", ids[0], "-m", "loss", "--json")
+        assert done.code == 0 and done.json["lines"]["loss"][0]["x"][-1] == 500
+        drawn = specctl("plot", ids[0], "-m", "loss,own")
+        assert drawn.code == 0 and "1e+38" in drawn.out and "-3e+99" in drawn.out and drawn.out.count(" ** ") == 2
+        assert specctl("compare", *ids, "--json").code in (0, 1)
+    finally:
+        path.write_bytes(before)
+
+
 def test_a_picture_is_written_whole(runs: tuple[Specctl, list[str]]) -> None:
     specctl, ids = runs
     done = specctl("plot", *ids, "-m", "loss,own", "--time", "--png", "out.png")

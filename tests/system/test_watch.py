@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socketserver
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator import herald
 from orchestrator.agent import vigil
 from orchestrator.agent.journal import Journal
 from orchestrator.agent.vigil import Vigil
 from orchestrator.model import FollowedLog, LogSummary, RunPaths, ScanState
-from tests.driver import Specctl, poll_until
+from tests.driver import Specctl, alive, poll_until
 from tests.sshd import LoopbackSshd
 
 LOSES_ONE = """
@@ -183,6 +185,92 @@ def test_a_webhook_is_asked_again_with_the_same_key_and_its_url_is_kept_nowhere(
     assert refused.code == 2 and "127.0.0.1 answers 404" in refused.err
 
 
+class Odd(socketserver.StreamRequestHandler):
+    """A server that answers every request with the same bytes, whatever they are."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        while self.rfile.readline().strip():
+            pass
+        self.server.asked.append(self.client_address)  # type: ignore[attr-defined]
+        self.wfile.write(self.answer)
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[tuple[str, list[object]]]:
+    handler = type("Handler", (Odd,), {"answer": answer})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as one:
+        one.asked = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=one.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{one.server_address[1]}/", one.asked  # type: ignore[attr-defined]
+        finally:
+            one.shutdown()
+            thread.join()
+
+
+def test_a_webhook_that_sends_on_has_told_nobody(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    with server([200]) as (there, sent), answering(f"HTTP/1.1 302 Found\r\nLocation: {there}\r\n\r\n".encode()) as (
+        url, asked,
+    ):  # fmt: skip
+        done = specctl("watch", run, "--webhook", url)
+    assert done.code == 2 and "127.0.0.1 answers 302 to --webhook" in done.err and "give that one" in done.err
+    assert len(asked) == 1 and not sent and "s3cret" not in done.err
+    with server([200]) as (url, sent):
+        assert specctl("watch", run, "--webhook", url.replace("//", "//me:p%40ss@")).code == 1
+    assert len(sent) == 3, "nothing counts as told that nobody was told of"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"]
+)
+def test_a_webhook_that_speaks_no_http_is_asked_again(specctl: Specctl, answer: bytes) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    with answering(answer) as (url, asked), specctl.start("watch", run, "--webhook", url) as watching:
+        assert watching.stderr is not None
+        poll_until(lambda: "answers in no HTTP that can be read" in watching.stderr.readline())
+        poll_until(lambda: len(asked) > 1)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130 and "Traceback" not in watching.stderr.read()
+    with answering(b"HTTP/1.1 404 \x1b[2J\r\n\r\n") as (url, _):
+        refused = specctl("watch", run, "--webhook", url)
+    assert refused.code == 2 and "\x1b" not in refused.err and r"404 \x1b[2J" in refused.err
+
+
+def test_texts_that_no_terminal_and_no_variable_can_hold_are_told_all_the_same(specctl: Specctl) -> None:
+    run, over = launched(specctl)
+    over.touch()
+    poll_until(lambda: specctl.status(run)["state"] == "FAILED")
+    path, told = specctl.run_dir(run) / "events.jsonl", specctl.home / "told"
+    nonce = json.loads(path.read_text().splitlines()[0])["nonce"]
+    odd = {"time": 1, "nonce": nonce, "event": "exception", "type": "T", "worker": "\U0001f525" * 19_000}
+    with path.open("a") as file:
+        file.write(json.dumps({**odd, "message": "\0 \x1b[2J \ud800 \u202e"}) + "\n")
+    plain = specctl("watch", run, "--on", "exception")
+    assert plain.code == 1 and r"T: \x00 \x1b[2J \ud800 \u202e in" in plain.out and plain.out.count("\n") == 2
+    command = f'echo "$SPECCTL_TEXT" | head -c 11 >> {told}; echo printed'
+    done = specctl("watch", run, "--on", "exception", "--exec", command, "--json", LC_ALL="C")
+    assert len(done.objects) == 2 and done.objects[1]["fields"]["message"] == "\0 \x1b[2J \ud800 \u202e"
+    assert done.err.count("printed") == 2, "with --json stdout has nothing but what happened"
+    assert told.read_bytes() == b"RuntimeErro" + b"T:  \x1b[2J ? "
+
+
+def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(
+    specctl: Specctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(herald, "COMMAND_S", 0.5)
+    pids = specctl.home / "pids"
+    news = {"id": "r:1", "run_id": "r", "target": "t", "kind": "end", "text": "x"}
+    with pytest.raises(herald.NotTold, match=r"did not end within"):
+        herald.command(f"sleep 1000 & echo $! > {pids}; wait")(news)
+    poll_until(lambda: not alive(int(pids.read_text())))
+
+
 def test_nothing_is_missing_after_a_link_that_was_lost(specctl: Specctl, sshd: LoopbackSshd) -> None:
     specctl.inventory.write_text(
         f"targets:\n  box: {{ssh: node1, workdir: {specctl.workdir}, python: {sys.executable}}}\n"
@@ -207,8 +295,11 @@ def test_what_nobody_can_tell_of_is_refused(specctl: Specctl) -> None:
     wrong = specctl("watch", run, "--on", "exeption")
     assert wrong.code == 2 and "--on exeption: there is exception, worker, stall" in wrong.err
     assert "two watches" in specctl("watch", run, "--exec", "true", "--webhook", "http://127.0.0.1:1/").err
-    url = specctl("watch", run, "--webhook", "127.0.0.1:80")
-    assert url.code == 2 and "is no http:// or https:// URL" in url.err
+    for url in ("127.0.0.1:80", "http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1:x/", "ftp://h/"):
+        refused = specctl("watch", run, "--webhook", url)
+        assert refused.code == 2 and "is no http:// or https:// URL" in refused.err
+    for url in ("http://127.0.0.1/a b", "http://127.0.0.1/\xe9"):
+        assert "characters that a URL cannot have" in specctl("watch", run, "--webhook", url).err
 
 
 # --- what no line says ----------------------------------------------------------------------------------------------
