@@ -41,10 +41,11 @@ chaos: $(VENV)/.dev
 	@scripts/need tmux sshd lxc-start mmdebstrap newuidmap sudo fish
 	$(VENV)/bin/python -m tests.lab.chaos --launches $(LAUNCHES) --lanes $(LANES) $(if $(SEED),--seed $(SEED))
 
-# The documentation as a site in build/site, which fetches nothing from elsewhere. To search it, serve it:
+# The documentation as a site in build/site, which fetches nothing from elsewhere. (With -q mkdocs would count no warning,
+# and --strict refuse nothing.) To search it, serve it:
 # python3 -m http.server -d build/site
 site: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 pictures: $(VENV)/.trainer
 	$(VENV)/bin/python scripts/pictures.py docs/pictures

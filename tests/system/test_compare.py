@@ -96,6 +96,9 @@ def test_a_fix_that_worked_is_said_with_what_it_was_and_how_both_train(runs: tup
     assert first["a"]["mean"] >= 0.5 and first["b"]["mean"] >= 0.5 and done.json["training"]["tok_s"]
     text = specctl("compare", ids["run6"], ids["run9"]).out
     assert "GONE. " in text and "how they train" in text
+    backwards = specctl("compare", ids["run9"], ids["run6"])
+    assert backwards.code == 1 and "NEW FAILURE. A did not fail, B did: RuntimeError" in backwards.out
+    assert f"B is older than A: specctl compare {ids['run6']} {ids['run9']}" in backwards.err
 
 
 def test_what_changed_is_a_patch_that_makes_one_into_the_other(

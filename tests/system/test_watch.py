@@ -271,7 +271,9 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(
     poll_until(lambda: not alive(int(pids.read_text())))
 
 
-def test_nothing_is_missing_after_a_link_that_was_lost(specctl: Specctl, sshd: LoopbackSshd) -> None:
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
+def test_nothing_is_missing_after_a_link_that_was_lost(specctl: Specctl, sshd: LoopbackSshd, asleep: bool) -> None:
+    """`asleep`: this side stands still meanwhile, as on a laptop whose lid is closed."""
     specctl.inventory.write_text(
         f"targets:\n  box: {{ssh: node1, workdir: {specctl.workdir}, python: {sys.executable}}}\n"
     )
@@ -280,11 +282,16 @@ def test_nothing_is_missing_after_a_link_that_was_lost(specctl: Specctl, sshd: L
     with specctl.start("watch", run, "--json") as watching:
         assert watching.stdout is not None and watching.stderr is not None
         assert [json.loads(watching.stdout.readline())["kind"] for _ in range(2)] == ["exception", "worker"]
+        if asleep:
+            os.kill(watching.pid, signal.SIGSTOP)
         sshd.stop()
-        poll_until(lambda: "link lost" in watching.stderr.readline())
+        if not asleep:
+            poll_until(lambda: "link lost" in watching.stderr.readline())
         over.touch()
         poll_until(lambda: (specctl.run_dir(run) / "exit.json").exists())
         sshd.start()
+        if asleep:
+            os.kill(watching.pid, signal.SIGCONT)
         assert json.loads(watching.stdout.readline())["id"] == f"{run}:end"
         assert watching.wait(60) == 1
 
@@ -339,6 +346,25 @@ def test_a_stall_is_noted_once_and_so_is_its_end(notes: Any) -> None:
     assert notes(1200.0, step=11, step_at=901.0, steps_seen=11, step_interval_s=60.0) == []
     assert notes(1400.0, step=12, step_at=1201.0, phase="checkpoint", phase_at=1202.0, **stepping) == []
     assert notes(9000.0, step=12, step_at=1201.0, phase="checkpoint", phase_at=1202.0, **stepping) == [("stalled", 12)]
+
+
+def test_the_supervisor_notes_while_it_lasts_that_a_program_has_become_slow(specctl: Specctl) -> None:
+    over = specctl.home / "over"
+    (specctl.project / "slows.py").write_text("""
+import os, sys, time
+for step in range(1, 16):
+    print(f"step={step} loss=1 tok/s={100 if step < 11 else 30}", flush=True)
+    time.sleep(0.05)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+""")
+    run = specctl.launch("--until", "process", "--", sys.executable, "slows.py", str(over)).json["run_id"]
+    with specctl.start("watch", run, "--json", "--on", "decay") as watching:
+        assert watching.stdout is not None
+        news = json.loads(watching.stdout.readline())
+        over.touch()
+        assert news["kind"] == "decay" and news["text"] == "tok/s has fallen to 30 from 100", news
+        assert watching.stdout.read() == "" and watching.wait(60) == 0
 
 
 def test_a_run_that_becomes_slow_is_noted_once_until_it_is_as_it_was(notes: Any) -> None:
