@@ -31,6 +31,8 @@ PARALLEL = 32
 NODE_S = 30.0
 QUICK_S, FULL_S = 45.0, 150.0
 """Every step of the script has a limit of its own; this is for what can not be ended, as a disk that hangs."""
+FLOOD_BYTES = 16 << 20
+"""More than that no script tells: a start-up file of the shell prints, and may go on for ever."""
 NOW = re.compile(r" (?:python-says T )?now (\d+(?:\.\d+)?)$", re.MULTILINE)
 """`date` tells whole seconds, Python more; and Python's is the clock that a run's records go by."""
 
@@ -172,6 +174,9 @@ def _told(way: Transport, target: Target, argv: list[str], token: str, limit_s: 
                     now = times[-1]
                     clock_s = float(now) - arrived, float(now) + ("." not in now) - began
                 said += chunk
+                if len(said) > FLOOD_BYTES:
+                    broke = f"it prints without end: {FLOOD_BYTES >> 20} MiB so far"
+                    break
         except SpecctlError as error:
             if not said and not isinstance(error, DeadlineExceeded):
                 raise
@@ -187,6 +192,9 @@ def _told(way: Transport, target: Target, argv: list[str], token: str, limit_s: 
 
 def _silent(target: Target, said: str, broke: str) -> SpecctlError:
     """What to say of a shell that ran nothing."""
+    if len(said) > FLOOD_BYTES:
+        hint = "a start-up file of that shell (~/.bashrc) prints it: it should be silent where nobody types"
+        return NoAnswer(f"the login shell {broke.removeprefix('it ')}", target=target.name, hint=hint)
     if broke:
         return DeadlineExceeded(broke, target=target.name, hint="the machine, or a shell start-up file there, hangs")
     entrance = Entrance(vmid=target.vmid or 0, ssh=target.ssh, attach=target.attach)

@@ -261,6 +261,19 @@ def test_a_shell_that_does_not_run_what_it_is_given_is_said_to_be_so(box: Specct
     assert "echo works" in shell["mend"]
 
 
+def test_a_shell_that_prints_without_end_is_left_and_said_to_do_so(box: Specctl, sshd: LoopbackSshd) -> None:
+    authorized = sshd.root / "authorized_keys"
+    kept = authorized.read_text()
+    authorized.write_text(f'command="exec yes welcome" {kept}')
+    try:
+        done = box("doctor", "--json", timeout_s=60)
+    finally:
+        authorized.write_text(kept)
+    shell = outcomes(done)["shell"]
+    assert done.code == 3 and shell["what"] == "the login shell prints without end: 16 MiB so far", shell
+    assert "~/.bashrc" in shell["mend"] and len(done.out) < 20_000
+
+
 def test_a_python_that_hangs_costs_its_own_limit_and_no_other_fact(tmp_path: Path) -> None:
     hangs = tmp_path / "python"
     hangs.write_text("#!/bin/sh\nsleep 600\n")
