@@ -44,7 +44,7 @@ def home(examined: Examined) -> Iterator[Outcome]:
     if "directory" not in state:
         yield Outcome(
             status="fail" if status == "fail" else "warn", what=f"{seen.user} has no home directory there: {path}",
-            evidence=f"the passwd file names {path}, which is no directory", mend=examined.hands.inside(make),
+            evidence=f"test -d {path} says no", mend=examined.hands.inside(make),
         )  # fmt: skip
     elif "writable" not in state:
         yield Outcome(

@@ -33,7 +33,7 @@ bound() {
 _TARGET = (
     _TELL
     + r"""
-U=$1 W=$2 PY=$3 QUICK=$4 TORCH=$5
+U=$1 W=$2 PY=$3 QUICK=$4 TORCH=$5 KEPT=$6
 tell at who
 tell now "$(date +%s)"
 [ -n "$SPECCTL_BECAME" ] || tell login "$(id -un 2>/dev/null || id -u)"
@@ -62,7 +62,9 @@ name=$(id -un 2>/dev/null || id -u)
 tell uid "$(id -u)"
 tell user "$name"
 tell groups "$(id -Gn 2>/dev/null)"
-home=$( { getent passwd "$name" || grep "^$name:" /etc/passwd; } 2>/dev/null | head -n 1 | cut -d: -f6)
+home=$KEPT
+[ -n "$home" ] && [ -z "$SPECCTL_BECAME" ] ||
+    home=$( { getent passwd "$name" || grep "^$name:" /etc/passwd; } 2>/dev/null | head -n 1 | cut -d: -f6)
 HOME=${home:-${HOME:-/}}
 export HOME
 state=
@@ -206,7 +208,7 @@ place workdir "$nearest"
 
 if [ "$QUICK" = full ]; then
     tell at torch
-    shift 5
+    shift 6
     trainer=$PY
     if [ -z "$PY" ]; then
         for one in $(ls -dt "$W"/envs/*/lib/python3*/site-packages/torch 2>/dev/null); do
@@ -295,10 +297,10 @@ exit 0
 
 def on_target(
     token: str, *, user: str | None, workdir: str, python: str | None, quick: bool, env: dict[str, str],
-    gpus: list[int] | None, python_s: int = PYTHON_S,
+    gpus: list[int] | None, python_s: int = PYTHON_S, home: str = "",
 ) -> list[str]:  # fmt: skip
     """The argv that prints the facts of a machine, as its run's user meets it. A Python, or a tmux, that says nothing
-    within `python_s` is let go of."""
+    within `python_s` is let go of. `home`: what `~` is for who asks, where that is who runs too."""
     text = _TARGET.replace("PYTHON_S", str(python_s))
     loads = {name: value for name, value in env.items() if name.startswith(LOADS)}
     if gpus:
@@ -306,7 +308,7 @@ def on_target(
     return [
         "env", "-u", "ENV", "-u", "BASH_ENV", "-u", "SPECCTL_BECAME", "sh", "-c",
         'script=$1 T=$2; shift 2; eval "$script"', "specctl-doctor", text, token, user or "", workdir, python or "",
-        "quick" if quick else "full", _TORCH, *(f"{name}={value}" for name, value in loads.items()),
+        "quick" if quick else "full", _TORCH, home, *(f"{name}={value}" for name, value in loads.items()),
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ judged here (`doctor/checks.py`). A container costs one exec more, on its node.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import secrets
 import sys
@@ -158,6 +159,7 @@ def _ask(way: Transport, target: Target, quick: bool, limit_s: float, local: boo
     argv = script.on_target(
         token, user=target.user, workdir=target.workdir, quick=quick, env=target.env, gpus=target.gpus,
         python=target.python or (sys.executable if local else None),
+        home=os.environ.get("HOME", "") if local and target.user is None else "",
     )  # fmt: skip
     return _told(way, target, argv, token, limit_s)
 

@@ -83,6 +83,16 @@ def test_a_machine_is_examined_through_nothing_but_a_shell_and_nothing_is_left_t
     assert not {"torch", "compiler"} & set(quick)
 
 
+def test_on_this_machine_home_is_where_a_launch_would_put_things() -> None:
+    driver = Specctl("targets:\n  here: {}\n")
+    found = outcomes(driver("doctor", "--quick", "--json"), "here")
+    assert found["home"]["what"] == str(driver.home)
+    assert found["workdir"]["what"].startswith(f"{driver.home}/.specctl ")
+    [row] = driver("targets", "--json").json["targets"]
+    assert row["found"]["workdir"] == f"{driver.home}/.specctl"
+    driver.close()
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=[" ".join(shell) for shell in SHELLS])
 def test_every_shell_tells_the_same(shell: list[str]) -> None:
     if shutil.which(shell[0]) is None:
