@@ -50,7 +50,7 @@ def command(line: str, *, stdout: int | None = None) -> Callable[[dict[str, Any]
             raise NotTold(f"--exec: {error}") from error
         with running:
             try:
-                running.communicate(json.dumps(news).encode(), timeout=COMMAND_S)
+                running.communicate(f"{json.dumps(news)}\n".encode(), timeout=COMMAND_S)
             except BaseException as error:
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)

@@ -84,7 +84,8 @@ with open(os.path.join(os.environ["SPECCTL_RUN_DIR"], "events.jsonl"), "a") as f
 def test_a_command_is_run_until_it_works_and_a_watch_that_was_killed_goes_on_where_it_was(specctl: Specctl) -> None:
     run, over = launched(specctl)
     told, ready = specctl.home / "told", specctl.home / "ready"
-    command = f'[ -e {ready} ] && echo "$SPECCTL_ID $SPECCTL_KIND" >> {told}'
+    whole = specctl.home / "whole.jsonl"
+    command = f'[ -e {ready} ] && echo "$SPECCTL_ID $SPECCTL_KIND" >> {told} && cat >> {whole}'
     with specctl.start("watch", run, "--exec", command) as watching:
         assert watching.stderr is not None
         poll_until(lambda: "is not told yet: --exec ended with 1" in watching.stderr.readline())
@@ -102,6 +103,7 @@ def test_a_command_is_run_until_it_works_and_a_watch_that_was_killed_goes_on_whe
     assert len(told.read_text().splitlines()) == len(ids)
     specctl("watch", run, "--exec", command, "--again")
     assert len(told.read_text().splitlines()) == len(ids) + 3
+    assert {json.loads(line)["id"] for line in whole.read_text().splitlines()} == set(ids)
 
 
 def test_records_that_no_supervisor_writes_are_passed_over_and_the_rest_is_told(specctl: Specctl) -> None:
