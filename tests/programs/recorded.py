@@ -35,6 +35,8 @@ with open(f"{HOME}/metrics.jsonl", "a") as file:
                 "time": BEGAN + 2 + step / 10, "source": "trainer", "attempt": 1, "nonce": NONCE, "step": step,
                 "worker": worker, "loss": loss, "tok_s": 100.0 + step % 5,
             }
+            if HOW == "zero":
+                row["lr"] = 0.001
             if worker is not None:
                 row.update({"busy": 0.6, "wait_input": 0.3, "wait_room": 0.1, "wait_peers": 0.0})
             if HOW == "hostile":

@@ -220,6 +220,15 @@ def test_a_log_scale_says_what_it_cannot_show(open_: Open) -> None:
     assert "NaN" not in drawn and "Infinity" not in drawn
 
 
+def test_the_marks_of_an_axis_differ_however_close_they_are(open_: Open) -> None:
+    tab = open_("zero.html")
+    texts = "[...one.querySelectorAll('text[text-anchor=end]')].map((text) => text.textContent)"
+    marks = f"[...document.querySelectorAll('.chart')].map((one) => {texts})"
+    drawn = tab.js(marks)
+    assert ["0.00096", "0.00098", "0.001", "0.00102", "0.00104"] in drawn, "a learning rate that is always the same"
+    assert all(len(set(one)) == len(one) >= 2 for one in drawn)
+
+
 def test_a_workers_time_line_shows_its_shares_its_death_and_nothing_where_nothing_is_known(open_: Open) -> None:
     tab = open_("all.html")
     lane = "[data-lanes='1'] .plot svg"

@@ -147,10 +147,11 @@ class Chart {
       marks = marks.filter((one) => Math.log10(one) >= bottom && Math.log10(one) <= top);
       if (marks.length < 2) marks = ticks(10 ** bottom, 10 ** top, 4).filter((one) => one > 0);
     }
-    for (const value of marks) {
+    const texts = labels(marks);
+    for (const [n, value] of marks.entries()) {
       const at = y(value);
       drawn.push(element("path", { class: "grid", d: `M${box.x} ${at}h${box.width}` }));
-      drawn.push(element("text", { x: box.x - 6, y: at + 4, "text-anchor": "end" }, short(value)));
+      drawn.push(element("text", { x: box.x - 6, y: at + 4, "text-anchor": "end" }, texts[n]));
     }
     const count = Math.max(2, Math.floor(box.width / 90));
     const steps = how.x === "step";

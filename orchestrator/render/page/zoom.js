@@ -220,6 +220,15 @@ function figure(value) {
   return value.toLocaleString("en", { maximumFractionDigits: digits });
 }
 
+// The marks of an axis in short; with as many digits as it takes to tell them from one another.
+function labels(marks) {
+  const texts = marks.map(short);
+  for (let digits = 2; digits < 16 && new Set(texts).size < texts.length; digits += 1) {
+    texts.splice(0, texts.length, ...marks.map((value) => String(Number(value.toPrecision(digits)))));
+  }
+  return texts;
+}
+
 function short(value) {
   const size = Math.abs(value);
   if (size >= 1e9) return `${figure(value / 1e9)}G`;
