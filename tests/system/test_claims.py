@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -119,6 +120,15 @@ def test_the_name_that_a_dead_holder_has_left_is_not_its_successors(folder: Path
     claim = GpuClaim(nonce="", claims_dir=str(folder), pool=[ONE], count=1, asked_at=0.0, held=[ONE])
     assert claimed.lost(claim, "old") == ["0"]
     os.close(fd)
+
+
+def test_a_holder_under_another_kernel_is_told_with_what_must_not_be(folder: Path) -> None:
+    far = Claims(str(folder), (ONE,), 1, dataclasses.replace(who("far"), boot="another"))
+    assert far.take({}, wait=False) == []
+    assert [one.what for one in in_the_way(folder)] == [
+        f"held by {who('far').words}, under another kernel: the folder is shared by machines, and must not be"
+    ]
+    far.release()
 
 
 def test_a_child_of_the_holder_keeps_nothing(folder: Path) -> None:
