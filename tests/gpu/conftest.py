@@ -31,8 +31,10 @@ def nothing_compiled() -> None:
 
 @pytest.fixture(autouse=True)
 def may_compile() -> None:
-    """Until the test's own warm-up is over; another test of this process may have forbidden it."""
+    """Until the test's own warm-up is over; another test of this process may have forbidden it, or gone to another
+    device."""
     watch.open()
+    torch.cuda.set_device(0)
 
 
 @pytest.fixture
