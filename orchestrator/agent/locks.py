@@ -53,6 +53,11 @@ def check(folder: str, *, make: bool) -> None:
         ) from error
     if not stat.S_ISDIR(found.st_mode):
         raise Unusable(f"{folder} is no folder", "remove it, or name another as `claims_dir:`")
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        raise Unusable(
+            f"{folder} is on a file system that is mounted read-only",
+            f"mount -o remount,rw {folder}, or name another folder as `claims_dir:`",
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise Unusable(
             f"{folder} cannot be written by this user (mode {stat.S_IMODE(found.st_mode):04o})",

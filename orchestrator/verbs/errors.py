@@ -98,8 +98,8 @@ def run(fleet: Fleet, words: Sequence[str], *, everything: bool) -> Result:
         else:
             answers.append(answer)
     return Result(
-        kinds=kinds_of(answers), runs=len(found.runs), refused=refused, silent=found.unreachable, older=found.older,
-        notes=found.notes,
+        kinds=kinds_of(answers), runs=len(found.runs) - len(refused), refused=refused, silent=found.unreachable,
+        older=found.older, notes=found.notes,
     )  # fmt: skip
 
 

@@ -483,3 +483,14 @@ def test_the_folder_is_made_for_everybody_or_it_is_said_why_it_will_not_do(
     with pytest.raises(locks.Unusable, match="No such file") as caught:
         claims.folder_of(str(folder / "not-mounted"))
     assert "mount it into the container" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_folder_that_is_mounted_read_only_is_called_that(folder: Path) -> None:
+    ask = f"""
+mount -t tmpfs -o mode=1777 none {folder} && mount -o remount,ro {folder} && exec {sys.executable} -c '
+from orchestrator.agent import locks
+try: locks.check("{folder}", make=False)
+except locks.Unusable as error: print(error.message, error.hint)'"""
+    done = subprocess.run(["unshare", "-m", "sh", "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "is mounted read-only" in done.stdout and "remount,rw" in done.stdout, done

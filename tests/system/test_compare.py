@@ -126,6 +126,18 @@ def test_another_target_is_a_change_by_its_name_and_place(runs: tuple[Specctl, d
     both.unlink()
 
 
+def test_a_run_whose_logs_cannot_be_searched_is_none_that_was(runs: tuple[Specctl, dict[str, str]]) -> None:
+    specctl, ids = runs
+    record = specctl.run_dir(ids["run6"]) / "run.json"
+    before = record.read_bytes()
+    record.write_bytes(before[:200])
+    try:
+        done = specctl("errors", ids["run6"])
+    finally:
+        record.write_bytes(before)
+    assert done.code == 3 and "its logs were not searched" in done.err and "no exception in 0 runs" in done.err, done
+
+
 def test_a_repetition_without_any_change_is_called_that(runs: tuple[Specctl, dict[str, str]]) -> None:
     specctl, ids = runs
     done = specctl("compare", ids["run6"], "@last")
