@@ -201,6 +201,12 @@ def test_a_bundle_that_was_removed_leaves_the_code_unknown_and_the_rest_told(
     assert specctl("diff", ids["run8"]).code == 4
 
 
+def test_a_target_that_cannot_be_searched_is_no_target_without_exceptions(specctl: Specctl) -> None:
+    specctl.inventory.write_text(specctl.inventory.read_text() + "  away: {ssh: 'root@127.0.0.1:1'}\n")
+    done = specctl("errors", "--json")
+    assert done.code == 3 and done.json["errors"] == [] and done.json["unreachable"] == ["away"]
+
+
 def test_a_run_that_is_not_there_is_said_by_its_name(runs: tuple[Specctl, dict[str, str]]) -> None:
     specctl, ids = runs
     done = specctl("compare", ids["run6"], "nothing-like-it")
