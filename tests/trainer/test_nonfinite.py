@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import shutil
@@ -15,6 +16,8 @@ import torch
 from orchestrator.logscan import Scanner
 from tests.trainer.support import documents, events, losses, records
 from trainer.checkpoint import OPTIMIZER, WEIGHTS, steps_on_disk
+from trainer.micro_batch import MicroBatch
+from trainer.replica import Replica
 from trainer.saves import SaveFailed
 
 Train = Callable[..., Any]
@@ -228,3 +231,22 @@ def test_weights_that_an_update_itself_has_made_infinite_are_never_saved(
     with pytest.raises(SaveFailed, match=r"step-7 is not written, as its weights are not finite \(layers\.0\.mlp\."):
         training.saves.save(training.members[0], step=7, cursor=training.cursor, skipped=0, tokens=0)
     assert steps_on_disk(tmp_path / "out" / "checkpoints") == [6]
+
+
+def test_steps_that_were_begun_after_one_refused_too_many_change_nothing_either(
+    train: Train, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are under way before anybody on the host knows."""
+    original, seen = Replica.loss_and_gradients, list[MicroBatch]()
+
+    def noted(self: Replica, batch: MicroBatch) -> None:
+        seen.append(batch)
+        original(self, batch)
+
+    monkeypatch.setattr(Replica, "loss_and_gradients", noted)
+    settings["devices"]["drafter"] = ["cpu"]
+    member, good = train(settings).members[0], seen[-1]
+    bad = dataclasses.replace(good, features_BSF=torch.full_like(good.features_BSF, float("nan")))
+    before = member.flat.weights.clone()
+    refused = [member.step([batch], lr=1e-2, hashed=False).refused for batch in (bad, good)]
+    assert refused == [True, True] and torch.equal(member.flat.weights, before)
