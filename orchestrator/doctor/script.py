@@ -211,10 +211,8 @@ if [ "$QUICK" = full ]; then
     shift 6
     trainer=$PY
     if [ -z "$PY" ]; then
-        for one in $(ls -dt "$W"/envs/*/lib/python3*/site-packages/torch 2>/dev/null); do
-            trainer=${one%/lib/python3*}/bin/python
-            break
-        done
+        newest=$(ls -dt "$W"/envs/*/lib/python3*/site-packages/torch 2>/dev/null | head -n 1)
+        [ -z "$newest" ] || trainer=${newest%/lib/python3*}/bin/python
     fi
     if [ -n "$trainer" ]; then
         tell torch-python "$trainer"

@@ -322,6 +322,16 @@ def test_each_thing_that_is_missing_is_told_with_the_command_of_this_target(box:
     assert "0 of 1 target without a failure." in done.out
 
 
+@pytest.mark.parametrize("name", ["w", "a work 'dir' of $HOME"])
+def test_torch_is_asked_in_the_newest_environment_whatever_the_workdir_is_called(tmp_path: Path, name: str) -> None:
+    workdir = tmp_path / name
+    for number, environment in enumerate(("older", "newer")):
+        (torch := workdir / "envs" / environment / "lib/python3.11/site-packages/torch").mkdir(parents=True)
+        os.utime(torch, (1e9 + number, 1e9 + number))
+    seen = facts(["sh"], workdir=str(workdir), quick=False)
+    assert seen.one("torch-python") == f"{workdir}/envs/newer/bin/python"
+
+
 def test_torch_is_asked_in_the_python_that_runs_will_have_with_their_gpus(box: Specctl) -> None:
     fake = box.home / "torch"
     fake.mkdir()
