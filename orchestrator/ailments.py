@@ -17,7 +17,9 @@ LOCALE = re.compile(r"UTF-8 locale|LC_CTYPE")
 """What tmux says when its locale is not UTF-8, or is not installed."""
 SPARE_BYTES = 4 << 20
 """Room for the records of a run."""
-LITTLE_SHM_BYTES = 1 << 30
+LITTLE_SHM_BYTES, LITTLE_TMP_BYTES = 1 << 30, 256 << 20
+LITTLE_MEMORY_BYTES = 2 << 30
+SPARE_PIDS = 512
 SMI_QUERY = "index,name,utilization.gpu,memory.used,memory.total"
 UVM_MEND = (
     "on the node load it (nvidia-modprobe -c 0 -u, or modprobe nvidia-uvm), then pass /dev/nvidia-uvm on to the "
@@ -289,6 +291,40 @@ def shm(*, there: bool, writable: bool, disk: Disk | None) -> Ailment | None:
         )
     if disk is not None and disk.free_bytes < LITTLE_SHM_BYTES:
         return Ailment(kind="full", what=f"/dev/shm is nearly full: {killed}", hint="look what fills it there")
+    return None
+
+
+NO_GREP = Ailment(kind="grep", what="grep not found: logs cannot be searched", hint="install it there")
+
+
+def memory(allowed_bytes: int) -> Ailment | None:
+    """What the machine has, or its cgroup allows, if that is less."""
+    if allowed_bytes >= LITTLE_MEMORY_BYTES:
+        return None
+    what = f"only {allowed_bytes / 2**30:.1f} GiB of memory are allowed there: a run that needs more is killed"
+    return Ailment(kind="small", what=what, hint="give the machine more, or the container: pct set VMID -memory MIB")
+
+
+def processes(limit: int, used: int) -> Ailment | None:
+    """Of a cgroup's pids."""
+    if limit - used >= SPARE_PIDS:
+        return None
+    what = f"only {max(0, limit - used):,} more processes and threads are allowed there"
+    return Ailment(kind="pids", what=what, hint="raise pids.max: lxc.cgroup2.pids.max of the container")
+
+
+def tmp(path: str, *, user: str, usable: bool, mount: Mount, disk: Disk | None) -> Ailment | None:
+    """Why programs fail that take a folder for temporary files for granted; `usable`: a directory that can be
+    written."""
+    if not usable:
+        what = f"{user} cannot write in {path}, which programs take for granted"
+        return Ailment(kind="closed", what=what, hint=f"as root there: mkdir -p {path} && chmod 1777 {path}")
+    if "noexec" in mount.options:
+        what = f"{path} runs no programs: what torch compiles there cannot be loaded"
+        hint = "name a folder of a disk: env: {TMPDIR: ...} of the target in hosts.yaml"
+        return Ailment(kind="noexec", what=what, hint=hint)
+    if disk is not None and disk.free_bytes < LITTLE_TMP_BYTES:
+        return Ailment(kind="full", what=f"little room is left in {path}", hint="look what fills it there")
     return None
 
 

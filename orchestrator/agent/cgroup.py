@@ -16,7 +16,7 @@ PREFIX = "specctl-"
 
 def make(name: str) -> str | None:
     """A new cgroup below this process's own, for the program; None where that cannot be."""
-    own = _own()
+    own = own_folder()
     if own is None:
         return None
     path = os.path.join(own, PREFIX + name)
@@ -65,7 +65,28 @@ def remove(path: str | None) -> None:
         pass
 
 
-def _own() -> str | None:
+def limits(path: str | None, limit: str, used: str) -> list[tuple[int, int]]:
+    """(a limit of this name, what is used of it), as `pids.max` and `pids.current`, of the cgroup there and of those
+    around it; of a version 2 hierarchy."""
+    found = []
+    while path is not None and os.path.exists(os.path.join(path, "cgroup.procs")):
+        most, now = (_number(os.path.join(path, name)) for name in (limit, used))
+        if most is not None:
+            found.append((most, now or 0))
+        path = os.path.dirname(path)
+    return found
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path, "rb") as file:
+            text = file.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # `max` is no limit
+
+
+def own_folder() -> str | None:
     """The directory of this process's cgroup in the version 2 hierarchy."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:

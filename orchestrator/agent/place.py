@@ -9,13 +9,14 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import re
 import shutil
 import socket
 import sys
 import tempfile
 
 from orchestrator import ailments
-from orchestrator.agent import claiming, gpu, proc, space, tmux
+from orchestrator.agent import cgroup, claiming, gpu, proc, space, system, tmux
 from orchestrator.agent.main import MAKE_ROOM, Call, Refusal, describe, hint_of
 
 MODULES = ("ctypes", "fcntl", "hashlib", "select", "subprocess", "tarfile", "tempfile")
@@ -46,9 +47,33 @@ def check(call: Call, *, present: bool, prepares: bool) -> tuple[list[str], bool
 def _warnings() -> list[str]:
     """What keeps no run from starting, and may end it later."""
     there = os.path.isdir(SHM)
-    found = ailments.limits(proc.read("/proc/self/limits").decode("ascii", "replace"))
-    small = ailments.shm(there=there, writable=os.access(SHM, os.W_OK), disk=space.disk_of(SHM) if there else None)
-    return [f"warning: {one.what} ({one.hint})" for one in [*found, *([small] if small else [])]]
+    found: list[ailments.Ailment | None] = [
+        *ailments.limits(proc.read("/proc/self/limits").decode("ascii", "replace")),
+        ailments.shm(there=there, writable=os.access(SHM, os.W_OK), disk=space.disk_of(SHM) if there else None),
+        _memory(), _processes(), _tmp(),
+        None if shutil.which("grep") else ailments.NO_GREP,
+    ]  # fmt: skip
+    return [f"warning: {one.what} ({one.hint})" for one in found if one is not None]
+
+
+def _memory() -> ailments.Ailment | None:
+    there = re.search(rb"^MemTotal:\s+(\d+) kB", proc.read("/proc/meminfo"), re.MULTILINE)
+    allowed = [most for most, _ in cgroup.limits(cgroup.own_folder(), "memory.max", "memory.current")]
+    allowed += [int(there[1]) << 10] if there else []
+    return ailments.memory(min(allowed)) if allowed else None
+
+
+def _processes() -> ailments.Ailment | None:
+    limits = cgroup.limits(cgroup.own_folder(), "pids.max", "pids.current")
+    return next(filter(None, (ailments.processes(most, now) for most, now in limits)), None)
+
+
+def _tmp() -> ailments.Ailment | None:
+    path = os.environ.get("TMPDIR") or "/tmp"
+    usable = os.path.isdir(path) and os.access(path, os.W_OK)
+    return ailments.tmp(
+        path, user=system.name_of(os.geteuid()), usable=usable, mount=space.mount(path), disk=space.disk_of(path)
+    )  # fmt: skip
 
 
 def _python() -> None:

@@ -12,7 +12,7 @@ from orchestrator.ailments import Ailment, Tmux
 from orchestrator.doctor.check import Check, Examined, Outcome, ok
 from orchestrator.pythons import OLDEST
 
-LITTLE_DISK_BYTES, LITTLE_TMP_BYTES, LITTLE_INODES = 2 << 30, 256 << 20, 10_000
+LITTLE_DISK_BYTES, LITTLE_INODES = 2 << 30, 10_000
 NETWORK = re.compile(r"nfs|cifs|smb|9p|sshfs|ceph|lustre|gluster")
 
 
@@ -59,7 +59,7 @@ def programs(examined: Examined) -> Iterator[Outcome]:
     seen = examined.seen
     if seen.program("grep") is None:
         yield Outcome(
-            status="warn", what="grep not found: logs cannot be searched",
+            status="warn", what=ailments.NO_GREP.what,
             evidence=f"PATH={seen.one('path')}, and the usual folders", mend=examined.hands.install("grep"),
         )  # fmt: skip
         return
@@ -270,27 +270,26 @@ def tmp(examined: Examined) -> Iterator[Outcome]:
     if place is None:
         yield Outcome(status="unknown", what="/tmp could not be looked at")
         return
-    at, mount = shlex.quote(place.path), place.mount
-    if not place.is_directory or not place.writable:
-        yield Outcome(
-            status="warn", what=f"{examined.seen.user} cannot write in {place.path}, which programs take for granted",
-            evidence=f"test -w {place.path} says no" + (f"; {mount.at} is mounted ro" if mount.read_only else ""),
-            mend=examined.hands.inside(f"mkdir -p {at} && chmod 1777 {at}"),
-        )  # fmt: skip
-    elif "noexec" in mount.options:
-        yield Outcome(
-            status="warn", what=f"{place.path} runs no programs: what torch compiles there cannot be loaded",
-            evidence=f"{mount.at} is mounted noexec",
-            mend=f"set env: {{TMPDIR: ...}} of {examined.target.name} in hosts.yaml to a folder of a disk, or "
-            + examined.hands.inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
-        )  # fmt: skip
-    elif place.disk is not None and place.disk.free_bytes < LITTLE_TMP_BYTES:
-        yield Outcome(
-            status="warn", what=f"little room is left in {place.path}", evidence=place.disk.words,
-            mend=examined.hands.inside(f"du -ax {at} | sort -rn | head"),
-        )  # fmt: skip
-    else:
+    at, mount, inside = shlex.quote(place.path), place.mount, examined.hands.inside
+    trouble = ailments.tmp(
+        place.path, user=examined.seen.user, usable=place.is_directory and place.writable, mount=mount, disk=place.disk
+    )  # fmt: skip
+    if trouble is None:
         yield ok(f"{place.path}: {place.disk.words}" if place.disk else place.path)
+        return
+    evidence, mend = {
+        "closed": (
+            f"test -w {place.path} says no" + (f"; {mount.at} is mounted ro" if mount.read_only else ""),
+            inside(f"mkdir -p {at} && chmod 1777 {at}"),
+        ),
+        "noexec": (
+            f"{mount.at} is mounted noexec",
+            f"set env: {{TMPDIR: ...}} of {examined.target.name} in hosts.yaml to a folder of a disk, or "
+            + inside(f"mount -o remount,exec {shlex.quote(mount.at)}"),
+        ),
+        "full": (place.disk.words if place.disk else "", inside(f"du -ax {at} | sort -rn | head")),
+    }[trouble.kind]
+    yield Outcome(status="warn", what=trouble.what, evidence=evidence, mend=mend)
 
 
 CHECKS = [
@@ -298,7 +297,7 @@ CHECKS = [
           part="who", launch=True),
     Check(name="home", asks="that user has a home directory, and can write in it", look=home, part="who",
           personal=True),
-    Check(name="programs", asks="PATH, and grep", look=programs, part="system"),
+    Check(name="programs", asks="PATH, and grep", look=programs, part="system", launch=True),
     Check(name="locale", asks="a UTF-8 locale is installed, without which tmux does not start", look=locale,
           part="tmux", launch=True),
     Check(name="tmux", asks="a tmux of 3.2a or newer starts", look=tmux, part="tmux", launch=True),
@@ -310,5 +309,5 @@ CHECKS = [
           "outlives a restart", look=workdir, part="workdir", launch=True, personal=True),
     Check(name="disk", asks="room and inodes for checkpoints and environments", look=disk, part="workdir", launch=True),
     Check(name="tmp", asks="/tmp (or TMPDIR) can be written, runs programs, and has room", look=tmp, part="tmp",
-          personal=True),
+          launch=True, personal=True),
 ]  # fmt: skip

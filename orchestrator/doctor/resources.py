@@ -10,8 +10,7 @@ from orchestrator.doctor.check import Check, Examined, Outcome, ok
 
 CLOCK_S = 5.0
 """How far a clock may be off before it is worth a word."""
-LITTLE_MEMORY_BYTES, LITTLE_AVAILABLE_BYTES = 2 << 30, 512 << 20
-SPARE_PIDS = 512
+LITTLE_AVAILABLE_BYTES = 512 << 20
 
 
 def memory(examined: Examined) -> Iterator[Outcome]:
@@ -30,11 +29,8 @@ def memory(examined: Examined) -> Iterator[Outcome]:
     raise_it = "give the machine more"
     if target.vmid is not None:
         raise_it = examined.hands.on_node(f"pct set {target.vmid} -memory 16384")
-    if whole < LITTLE_MEMORY_BYTES:
-        yield Outcome(
-            status="warn", what=f"only {_gib(whole)} of memory are allowed there: a run that needs more is killed",
-            evidence=said, mend=raise_it,
-        )  # fmt: skip
+    if small := ailments.memory(whole):
+        yield Outcome(status="warn", what=small.what, evidence=said, mend=raise_it)
     elif available < LITTLE_AVAILABLE_BYTES:
         yield Outcome(
             status="warn", what=f"only {_gib(available)} of memory are available at the moment", evidence=said,
@@ -94,16 +90,13 @@ def processes(examined: Examined) -> Iterator[Outcome]:
         return
     used = seen.in_cgroup(limit[1], "pids.current") or 0
     said = f"{limit[1]}: pids.max {limit[0]}, pids.current {used}"
-    if limit[0] - used < SPARE_PIDS:
+    if few := ailments.processes(limit[0], used):
         vmid = examined.target.vmid
         mend = examined.hands.inside(f"echo max >{limit[1]}/pids.max")
         if vmid is not None:
             line = "lxc.cgroup2.pids.max: max"
             mend = examined.hands.on_node(f"sed -i '1i {line}' /etc/pve/lxc/{vmid}.conf && pct reboot {vmid}")
-        yield Outcome(
-            status="warn", what=f"only {max(0, limit[0] - used):,} more processes and threads are allowed there",
-            evidence=said, mend=mend,
-        )  # fmt: skip
+        yield Outcome(status="warn", what=few.what, evidence=said, mend=mend)
         return
     yield ok(said)
 
@@ -132,12 +125,13 @@ def _gib(count: int) -> str:
 
 CHECKS = [
     Check(name="memory", asks="memory that is allowed, by the machine and by its cgroup, and available now",
-          look=memory, part="limits"),
+          look=memory, part="limits", launch=True),
     Check(name="shm", asks="/dev/shm is there, can be written, and is not small", look=shm, part="workdir",
           launch=True),
     Check(name="limits", asks="ulimits: files, processes, locked memory; and none on time, file size, addresses",
           look=limits, part="limits", launch=True),
-    Check(name="processes", asks="how many processes and threads its cgroup allows", look=processes, part="limits"),
+    Check(name="processes", asks="how many processes and threads its cgroup allows", look=processes, part="limits",
+          launch=True),
     Check(name="clock", asks="its clock agrees with this machine's, as far as the round trip lets one see", look=clock,
           part="who"),
 ]  # fmt: skip

@@ -203,16 +203,19 @@ def test_a_node_whose_cluster_file_system_hangs_is_not_waited_for(box: Specctl) 
 def test_a_launch_tells_the_limits_that_a_training_would_run_into(box: Specctl) -> None:
     words = ["launch", "local", "--json", "--no-source", "--until", "process", "--", "sleep", "60"]
     root = os.geteuid() == 0
-    small = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=32m shm /dev/shm && exec "$@"', "sh"]
+    (box.home / "t").mkdir()
+    mounts = f"mount -t tmpfs -o size=32m shm /dev/shm && mount -t tmpfs -o noexec t {box.home}/t"
+    small = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
     done = subprocess.run(
         [*(small if root else []), "prlimit", "--nofile=700:700", sys.executable, "-m", "orchestrator", *words],
         cwd=box.project, capture_output=True, text=True, check=False,
-        env={**box.environ, "SPECCTL_INVENTORY": str(local_only(box))},
+        env={**box.environ, "SPECCTL_INVENTORY": str(local_only(box)), "TMPDIR": f"{box.home}/t"},
     )  # fmt: skip
     answer = json.loads(done.stdout)
     told = [one["value"] for one in answer["evidence"] if one["what"] == "preflight"]
     assert [one for one in told if one.startswith("warning: the limit of open files is 700: ")], answer
     assert [one for one in told if one.startswith("warning: /dev/shm ")] or not root, answer
+    assert [one for one in told if one.startswith(f"warning: {box.home}/t runs no programs")] or not root, answer
     assert box("stop", answer["run_id"], "--now", SPECCTL_INVENTORY=str(local_only(box))).code == 0
 
 

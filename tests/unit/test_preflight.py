@@ -1,4 +1,4 @@
-"""What an agent says of a path that a program reads: a file, a folder, or a glob of files."""
+"""What an agent says of a path that a program reads: a file, a folder, or a glob of files; and of what it may use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import trainer
+from orchestrator import ailments
+from orchestrator.agent import cgroup
 from orchestrator.agent.preflight import ASK, Input, look
 
 
@@ -44,3 +46,21 @@ def test_the_trainer_is_asked_about_globs_and_folders_by_a_python_without_packag
     found = dict(json.loads(done.stdout))
     assert set(found) == {"empty", "half.parquet"}
     assert "is a directory without any" in found["empty"] and "is cut off" in found["half.parquet"]
+
+
+def test_a_limit_holds_in_whichever_cgroup_around_a_process_it_is_set(tmp_path: Path) -> None:
+    container = tmp_path / "lxc"
+    inner = container / "ns" / "init.scope"
+    inner.mkdir(parents=True)
+    for folder, most, now in ((container, "1000", "700"), (container / "ns", "max", "650"), (inner, "9000", "3")):
+        (folder / "cgroup.procs").write_text("")
+        (folder / "pids.max").write_text(f"{most}\n")
+        (folder / "pids.current").write_text(f"{now}\n")
+    assert cgroup.limits(str(inner), "pids.max", "pids.current") == [(9000, 3), (1000, 700)]
+    assert cgroup.limits(str(inner), "memory.max", "memory.current") == []
+    assert cgroup.limits(None, "pids.max", "pids.current") == []
+    few = ailments.processes(1000, 700)
+    assert few is not None and "only 300 more processes and threads are allowed" in few.what
+    assert ailments.processes(9000, 3) is None
+    little = ailments.memory(1 << 30)
+    assert little is not None and "only 1.0 GiB of memory are allowed there" in little.what
