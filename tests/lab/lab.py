@@ -71,6 +71,12 @@ class Lab(Node):
         """Remove a stopped container's configuration. Its files stay, for a container of the same number."""
         (self.root / f"etc/pve/nodes/{self.node}/lxc/{vmid}.conf").unlink()
 
+    def remove(self, vmid: int) -> None:
+        """Stop a container, and leave nothing of it: the next of its number is a new one."""
+        self.stop(vmid)
+        self.undefine(vmid)
+        self._must(["rm", "-rf", f"/run/lab/run/ct/{vmid}"])
+
     def container(self, vmid: int, **conf: str) -> None:
         """Define and start a container."""
         self.define(vmid, **conf)

@@ -27,8 +27,7 @@ def laptop(lab: Lab) -> Iterator[Specctl]:
     entry = ", ".join(f"{key}: {value}" for key, value in keys.items())
     (driver.project / "hosts.yaml").write_text(f"targets:\n  gpu1: {{{entry}}}\n")
     yield driver
-    lab.stop(200)
-    lab.undefine(200)
+    lab.remove(200)
     driver.close()
 
 

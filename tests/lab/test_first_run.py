@@ -33,8 +33,7 @@ def laptop(lab: Lab) -> Iterator[Specctl]:
     lab.container(200, hostname="gpu1", entrypoint="/usr/bin/tini -s -- /bin/sh /root/init")
     driver = laptop_of(lab)
     yield driver
-    lab.stop(200)
-    lab.undefine(200)
+    lab.remove(200)
     driver.close()
 
 

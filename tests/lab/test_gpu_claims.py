@@ -36,8 +36,7 @@ def containers(lab: Lab) -> Iterator[Lab]:
         lab.inside(vmid, words, input=PROGRAM, check=True)
     yield lab
     for vmid in (FIRST, SECOND):  # with whatever still runs in them
-        lab.stop(vmid)
-        lab.undefine(vmid)
+        lab.remove(vmid)
 
 
 @pytest.fixture

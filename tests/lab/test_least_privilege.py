@@ -49,8 +49,7 @@ def gpu1(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[t
     yield specctl, who, ["ssh", "-F", str(config), "gpu1"]
     lab.set_sudo("")
     keys.write_text(before)
-    lab.stop(vmid)
-    lab.undefine(vmid)
+    lab.remove(vmid)
     specctl.close()
 
 

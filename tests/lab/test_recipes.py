@@ -30,8 +30,7 @@ def laptop(lab: Lab, tmp_path: Path) -> Iterator[Specctl]:
     driver = laptop_of(lab)
     yield driver
     for vmid in (200, 201):
-        lab.stop(vmid)
-        lab.undefine(vmid)
+        lab.remove(vmid)
     driver.close()
 
 
