@@ -11,6 +11,7 @@ import struct
 import termios
 import tty
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -20,6 +21,9 @@ READ_BYTES = 4096
 LOOK_S = 1.0
 RESET = b"\x1b[?1049l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m\r\n"
 """Ends what a program that was cut off has left behind: the other screen, the mouse, pasting, keys, no cursor."""
+WHOLE_SCREEN = b"\x1b7\x1b[r\x1b8"
+"""Lets all of the screen scroll, and the cursor stay: tmux goes without waiting for its last words to be taken; then
+they are missing, or are of the size that its window had before."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,8 +54,8 @@ class Lent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None:
-            _write(RESET)
+        with suppress(OSError):  # nobody may be there any more
+            _write(WHOLE_SCREEN if error is None else RESET + WHOLE_SCREEN)
         termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -16,7 +16,7 @@ from orchestrator.transport.terminal import Screen
 from orchestrator.verbs import attach
 from tests.driver import Specctl, poll_until
 from tests.sshd import LoopbackSshd
-from tests.terminal import typed
+from tests.terminal import Typed, typed
 
 LEAVE = "\x02d"
 
@@ -147,3 +147,23 @@ def test_over_ssh_keys_sizes_and_the_end_travel_and_a_dead_link_gives_the_termin
         assert "connection ended" in terminal.text or "lost" in terminal.text
         assert terminal.settings == before and terminal.seen.count(b"\x1b[?1049l"), "the other screen is left, too"
     assert over_ssh.processes(run_id)
+
+
+LENDS = """
+import sys
+from orchestrator import terminal
+from orchestrator.transport.terminal import LocalTerminal
+argv = ["sh", "-c", r"printf '\\033[2;5rleft'"]
+with LocalTerminal(argv, terminal.screen(), {"PATH": "/usr/bin:/bin"}) as other, terminal.Lent() as lent:
+    lent.carry(other, b"")
+print("given", "back")
+"""
+
+
+def test_a_program_that_leaves_only_a_part_of_the_screen_to_scroll_leaves_it_for_nobody_else(specctl: Specctl) -> None:
+    """tmux's last words are lost where a loaded terminal does not take them at once."""
+    terminal = Typed([sys.executable, "-c", LENDS], cwd=specctl.project, environ=specctl.environ)
+    terminal.until("given back")
+    assert terminal.end() == 0
+    part, whole = terminal.seen.index(b"\x1b[2;5r"), terminal.seen.index(b"\x1b7\x1b[r\x1b8")
+    assert part < whole < terminal.seen.index(b"given back")
