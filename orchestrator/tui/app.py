@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Resize
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
@@ -163,7 +164,16 @@ class Top(App[int]):
     def _tick(self) -> None:
         if driver.closed() and not self.is_headless:
             driver.leave(128 + signal.SIGHUP)
+        self._fit()
         self._show()
+
+    def _fit(self) -> None:
+        """Draws for the window's size, should word of a change have been lost while the terminal was lent."""
+        size = None if self.is_headless else driver.size()
+        if size is None or size == self.screen.size:
+            return
+        # One that the app knows already it does not tell the screen again.
+        (self.screen if size == self.size else self).post_message(Resize(size, size))
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._show)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.geometry import Size
 
 
 class Terminal(LinuxDriver):
@@ -33,6 +34,14 @@ def closed() -> bool:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     return any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll(0))
+
+
+def size() -> Size | None:
+    """Of the terminal's window; None when it has none to tell."""
+    try:
+        return Size(*os.get_terminal_size(1))
+    except OSError:
+        return None
 
 
 def leave(code: int) -> None:
