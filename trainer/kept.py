@@ -1,10 +1,12 @@
-"""Folders of what outlives a run, by which the next start is quicker: compiled code and tokenised data."""
+"""What outlives a run: the folders of compiled code and tokenised data, by which the next start is quicker; that it is
+on the disk; and in what it was made otherwise than now."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer.config import Config, DataConfig, expand_path
 
@@ -43,3 +45,8 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys by which the two differ, also those that only one of them has."""
+    return [key for key in {**was, **now} if was.get(key) != now.get(key)]

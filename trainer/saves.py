@@ -22,6 +22,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError
 from trainer.data.order import Cursor
 from trainer.data.rows import Rows
+from trainer.kept import changed
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target
 from trainer.replica import Replica
@@ -105,13 +106,13 @@ class Saves:
             return None
         # As JSON, since that is what the file holds: a tuple comes back as a list.
         was, now = found.state["must_keep"], json.loads(json.dumps(self.must_keep))
-        if changed := [key for key in {**was, **now} if was.get(key) != now.get(key)]:
+        if others := changed(was, now):
             raise ConfigError(
-                f"cannot go on from {self.root}/step-{found.step}: not the same {', '.join(changed)} as then; restore"
+                f"cannot go on from {self.root}/step-{found.step}: not the same {', '.join(others)} as then; restore"
                 " that, or choose another output_dir"
             )
-        if changed := list(self._changes(found.state)):
-            self.reporter.say(f"resume with changes since step-{found.step}: {', '.join(changed)}")
+        if changes := list(self._changes(found.state)):
+            self.reporter.say(f"resume with changes since step-{found.step}: {', '.join(changes)}")
         self.run = self.run or found.state.get("run")
         self.last = str(self.root / f"step-{found.step}")
         return found

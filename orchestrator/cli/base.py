@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.commands import RUN
+from orchestrator.commands import EITHER, PLACE, RUN
 from orchestrator.completion import offer
 from orchestrator.errors import LinkLost, SpecctlError
 from orchestrator.record import record
@@ -40,6 +40,26 @@ RunArgument = Annotated[
         metavar="RUN", help="An id, a part of one, or @last; your only live run.", show_default=False,
         autocompletion=offer(RUN),
     ),
+]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN", help="Ids, parts of ids, @last; your only live run.", show_default=False,
+        autocompletion=offer(RUN),
+    ),
+]
+EitherArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|TARGET", help="Runs, targets or groups.  [all targets]", autocompletion=offer(EITHER)
+    ),
+]
+PlacesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TARGET", help="Targets or groups; all if none.", autocompletion=offer(PLACE)),
+]
+MetricsOption = Annotated[
+    str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
 ]
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", metavar="FILE", help="Which hosts.yaml to use.", show_default=False)
@@ -68,6 +88,13 @@ def seconds(least: float, most: float) -> Any:
         return value
 
     return parse
+
+
+def metric_names(text: str) -> list[str]:
+    """Those that `--metric` names. Raises `UsageError`."""
+    if names := [name.strip() for name in text.split(",") if name.strip()]:
+        return names
+    raise UsageError("--metric names at least one figure, such as loss")
 
 
 def program() -> str:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, seconds, stdout
-from orchestrator.commands import PLACE
-from orchestrator.completion import offer
+from orchestrator.cli.base import InventoryOption, JsonOption, PlacesArgument, errors, fleet_of, seconds, stdout
 from orchestrator.render import doctor as show_doctor
 from orchestrator.render import json as as_json
 from orchestrator.verbs import doctor as verb
@@ -16,10 +14,7 @@ from orchestrator.verbs import doctor as verb
 
 def doctor(
     ctx: typer.Context,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TARGET", help="Targets or groups; all if none.", autocompletion=offer(PLACE)),
-    ] = None,
+    names: PlacesArgument = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without what takes seconds: torch, compilers, the node's own nvidia-smi.")
     ] = False,

@@ -9,9 +9,7 @@ import typer
 
 from orchestrator import streams
 from orchestrator.cli import base
-from orchestrator.cli.base import InventoryOption, JsonOption, fleet_of, say, stderr
-from orchestrator.commands import EITHER
-from orchestrator.completion import offer
+from orchestrator.cli.base import EitherArgument, InventoryOption, JsonOption, fleet_of, say, stderr
 from orchestrator.render import errors as show_errors
 from orchestrator.render import json as as_json
 from orchestrator.render.text import unreachable
@@ -20,12 +18,7 @@ from orchestrator.verbs import errors as verb
 
 def errors(
     ctx: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN|TARGET", help="Runs, targets or groups.  [all targets]", autocompletion=offer(EITHER)
-        ),
-    ] = None,
+    words: EitherArgument = None,
     tracebacks: Annotated[bool, typer.Option("--traceback", "-t", help="With the whole traceback of each.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also of runs that ended more than 24 hours ago.")] = False,
     json: JsonOption = False,

@@ -8,9 +8,17 @@ from typing import Annotated
 import typer
 
 from orchestrator import streams
-from orchestrator.cli.base import InventoryOption, JsonOption, UsageError, errors, fleet_of, say, stdout
-from orchestrator.commands import RUN
-from orchestrator.completion import offer
+from orchestrator.cli.base import (
+    InventoryOption,
+    JsonOption,
+    MetricsOption,
+    RunsArgument,
+    errors,
+    fleet_of,
+    metric_names,
+    say,
+    stdout,
+)
 from orchestrator.verbs import plot as verb
 
 METRICS = "loss,tok_s"
@@ -18,14 +26,8 @@ METRICS = "loss,tok_s"
 
 def plot(
     ctx: typer.Context,
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="Ids, parts of ids, @last; your only live run.", show_default=False,
-                       autocompletion=offer(RUN)),
-    ] = None,
-    metrics: Annotated[
-        str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
-    ] = METRICS,
+    runs: RunsArgument = None,
+    metrics: MetricsOption = METRICS,
     workers: Annotated[bool, typer.Option("--workers", help="Also each worker's own line.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Over the time since the launch instead of the steps.")] = False,
     png: Annotated[
@@ -41,9 +43,7 @@ def plot(
     that a point stands for.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
-        names = [name.strip() for name in metrics.split(",") if name.strip()]
-        if not names:
-            raise UsageError("--metric names at least one figure, such as loss")
+        names = metric_names(metrics)
         result = verb.run(fleet, list(runs or []), names, workers=workers, by="time" if time else "step")
         for drawn in result.runs:
             for note in drawn.notes:

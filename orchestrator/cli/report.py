@@ -8,26 +8,30 @@ from typing import Annotated
 import typer
 
 from orchestrator import streams
-from orchestrator.cli.base import InventoryOption, JsonOption, UsageError, complain, errors, fleet_of, program, say
-from orchestrator.commands import RUN
-from orchestrator.completion import offer
+from orchestrator.cli.base import (
+    InventoryOption,
+    JsonOption,
+    MetricsOption,
+    RunsArgument,
+    UsageError,
+    complain,
+    errors,
+    fleet_of,
+    metric_names,
+    program,
+    say,
+)
 from orchestrator.render.text import size
 from orchestrator.verbs import report as verb
 
 
 def report(
     ctx: typer.Context,
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="Ids, parts of ids, @last; your only live run.", show_default=False,
-                       autocompletion=offer(RUN)),
-    ] = None,
+    runs: RunsArgument = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page; - is stdout.")
     ] = Path("report.html"),
-    metrics: Annotated[
-        str, typer.Option("--metric", "-m", metavar="NAMES", help="Figures of metrics.jsonl, with commas between them.")
-    ] = ",".join(verb.METRICS),
+    metrics: MetricsOption = ",".join(verb.METRICS),
     force: Annotated[bool, typer.Option("--force", help="Also over a file that is no report.")] = False,
     json: JsonOption = False,
     inventory: InventoryOption = None,
@@ -39,9 +43,7 @@ def report(
     already is replaced. Exits 3 when a run, or a part of one, could not be seen; the page then says which, and why.
     """
     with errors(json), fleet_of(ctx, inventory) as fleet:
-        names = [name.strip() for name in metrics.split(",") if name.strip()]
-        if not names:
-            raise UsageError("--metric names at least one figure, such as loss")
+        names = metric_names(metrics)
         to_stdout = str(output) == "-"
         if json and to_stdout:
             raise UsageError("--json tells of the file that was written: give -o FILE with it")

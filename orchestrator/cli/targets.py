@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.base import InventoryOption, JsonOption, errors, fleet_of, stdout
-from orchestrator.commands import PLACE
-from orchestrator.completion import offer
+from orchestrator.cli.base import InventoryOption, JsonOption, PlacesArgument, errors, fleet_of, stdout
 from orchestrator.render import json as as_json
 from orchestrator.render import targets as show_targets
 from orchestrator.verbs import targets as verb
@@ -16,10 +14,7 @@ from orchestrator.verbs import targets as verb
 
 def targets(
     ctx: typer.Context,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TARGET", help="Targets or groups; all if none.", autocompletion=offer(PLACE)),
-    ] = None,
+    names: PlacesArgument = None,
     offline: Annotated[bool, typer.Option("--offline", help="Only what hosts.yaml says; nobody is asked.")] = False,
     json: JsonOption = False,
     inventory: InventoryOption = None,

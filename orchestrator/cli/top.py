@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.base import InventoryOption, errors, fleet_of, program, say, seconds
-from orchestrator.commands import EITHER
-from orchestrator.completion import offer
+from orchestrator.cli.base import EitherArgument, InventoryOption, errors, fleet_of, program, say, seconds
 from orchestrator.errors import ConfigError
 from orchestrator.verbs import top as verb
 from orchestrator.verbs import top_kept
@@ -18,12 +16,7 @@ from orchestrator.verbs import top_kept
 
 def top(
     ctx: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN|TARGET", help="Runs, targets or groups.  [all targets]", autocompletion=offer(EITHER)
-        ),
-    ] = None,
+    words: EitherArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what ended more than 24 hours ago.")] = False,
     every: Annotated[
         float,

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,12 @@ import pytest
 
 from orchestrator.doctor import report, script
 from orchestrator.doctor.checks import CHECKS
-from tests.driver import Done, Specctl
+from tests.driver import Done, Specctl, over_ssh
 from tests.sshd import LoopbackSshd
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another user's eyes need root")
 TOKEN = "specctl-7"
 SHELLS = [["sh"], ["dash"], ["bash", "--posix"], ["busybox", "ash"]]
-
-
-@pytest.fixture
-def box(sshd: LoopbackSshd) -> Iterator[Specctl]:
-    driver = Specctl(SPECCTL_SSH_CONFIG=str(sshd.ssh_config))
-    target(driver)
-    yield driver
-    driver.close()
-
-
-def target(driver: Specctl, **keys: str) -> None:
-    wanted = {"ssh": "node1", "workdir": str(driver.workdir), "python": sys.executable, **keys}
-    inside = ", ".join(f"{key}: {value}" for key, value in wanted.items() if value)
-    driver.inventory.write_text(f"targets:\n  box: {{{inside}}}\n")
 
 
 def outcomes(done: Done, name: str = "box") -> dict[str, dict[str, Any]]:
@@ -299,7 +284,7 @@ def test_what_was_told_before_something_hung_counts_and_what_hung_is_named(box: 
     hangs = box.home / "python"
     hangs.write_text("#!/bin/sh\nsleep 600\n")
     hangs.chmod(0o755)
-    target(box, python=str(hangs))
+    over_ssh(box, python=str(hangs))
     done = box("doctor", "--quick", "--timeout", "4", "--json")
     found = outcomes(done)
     assert done.code == 1 and found["tmux"]["status"] == "ok", found
@@ -311,7 +296,7 @@ def test_what_was_told_before_something_hung_counts_and_what_hung_is_named(box: 
 
 def test_each_thing_that_is_missing_is_told_with_the_command_of_this_target(box: Specctl, sshd: LoopbackSshd) -> None:
     (box.home / "file").write_text("")
-    target(box, python=str(box.home / "none"), workdir=f"{box.home}/file/w", gpus="[0, 7]")
+    over_ssh(box, python=str(box.home / "none"), workdir=f"{box.home}/file/w", gpus=[0, 7])
     done = box("doctor")
     assert done.code == 1, done.out
     lines = [line.strip() for line in done.out.splitlines()]

@@ -12,32 +12,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent import boot
-from tests.driver import Done, Specctl, poll_until
+from tests.driver import Done, Specctl, over_ssh, poll_until
 from tests.sshd import LoopbackSshd
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other users need root")
 OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.[6-9]*/bin/python3"))
-
-
-@pytest.fixture
-def box(sshd: LoopbackSshd) -> Iterator[Specctl]:
-    """`specctl` with a target `box` over SSH; `python:` is the one that runs the tests."""
-    driver = Specctl(SPECCTL_SSH_CONFIG=str(sshd.ssh_config))
-    target(driver)
-    yield driver
-    driver.close()
-
-
-def target(driver: Specctl, **keys: str) -> None:
-    wanted = {"ssh": "node1", "workdir": str(driver.workdir), "python": sys.executable, **keys}
-    inside = ", ".join(f"{key}: {value!r}" for key, value in wanted.items() if value)
-    driver.inventory.write_text(f"targets:\n  box: {{{inside}}}\n")
 
 
 def refused(driver: Specctl, *words: str) -> Done:
@@ -54,7 +38,7 @@ def test_the_boot_text_can_be_read_by_the_oldest_python_that_it_must_refuse() ->
 @pytest.mark.skipif(not OLD_PYTHONS, reason="no Python older than 3.10 on this machine")
 def test_a_python_that_is_too_old_is_named_with_one_that_would_do(box: Specctl) -> None:
     python = OLD_PYTHONS[0]
-    target(box, python=str(python))
+    over_ssh(box, python=str(python))
     done = refused(box)
     version = python.parent.parent.name.rpartition(".")[0]
     assert f"{python} there is Python {version}" in done.err and "3.10 or newer" in done.err
@@ -64,12 +48,12 @@ def test_a_python_that_is_too_old_is_named_with_one_that_would_do(box: Specctl) 
 
 def test_a_python_that_is_missing_or_none_at_all_is_named_with_what_would_do(box: Specctl) -> None:
     for python in ("/nowhere/python3", "/bin/sh"):
-        target(box, python=python)
+        over_ssh(box, python=python)
         assert f"{python} cannot run specctl's agent there" in refused(box).err
     half = box.home / "half"  # a Python whose standard library has lost a part
     half.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'raise ModuleNotFoundError(\"No module named json\")'\n")
     half.chmod(0o755)
-    target(box, python=str(half))
+    over_ssh(box, python=str(half))
     assert "No module named json" in refused(box).err
     assert not box.workdir.exists()
 
@@ -105,7 +89,7 @@ def test_a_tmux_is_found_where_it_is_and_refused_where_it_is_too_old(box: Specct
 
 def test_a_workdir_too_deep_for_a_socket_is_reached_by_a_short_name(box: Specctl) -> None:
     deep = box.home / ("d" * 60) / ("e" * 60)
-    target(box, workdir=str(deep))
+    over_ssh(box, workdir=str(deep))
     box.workdir = deep
     launch = ("launch", "box", "--no-source", "--until", "process", "--", "sleep", "60")
     assert box(*launch).code == 0
@@ -128,7 +112,7 @@ def test_a_workdir_too_deep_for_a_socket_is_reached_by_a_short_name(box: Specctl
 )
 def test_a_workdir_that_cannot_be_written_is_refused_and_left_as_it_was(box: Specctl, options: str, said: str) -> None:
     with mounted(box, options) as place:
-        target(box, workdir=f"{place}/w")
+        over_ssh(box, workdir=f"{place}/w")
         done = refused(box)
         assert said in done.err and f"{place}/w" in done.err and "`workdir:`" in done.err
         assert list(place.iterdir()) == []
@@ -141,7 +125,7 @@ def test_a_disk_that_fills_up_leaves_nothing_that_a_later_launch_would_believe(b
         (box.project / f"{number}.txt").write_text(f"{number}")
     with mounted(box, "size=32m,nr_inodes=2000") as place:
         workdir, fillers = place / "w", place / "fillers"
-        target(box, workdir=str(workdir))
+        over_ssh(box, workdir=str(workdir))
         box("launch", "box", "--no-source", "--until", "process", "--", "true")  # the agent is there now
         bundles = set((workdir / "bundles").iterdir())
         fillers.mkdir()
@@ -180,7 +164,7 @@ def test_a_disk_that_fills_up_leaves_nothing_that_a_later_launch_would_believe(b
 def test_an_environment_is_not_made_where_its_libraries_could_not_be_loaded(box: Specctl) -> None:
     (box.project / "run.yaml").write_text("requirements: [small]\n")
     with mounted(box, "noexec,size=32m") as place:
-        target(box, workdir=f"{place}/w")
+        over_ssh(box, workdir=f"{place}/w")
         done = box.launch("--config", "run.yaml", "--", "true", target="box")
         assert done.code == 1 and "noexec" in done.json["error"]["message"]
 
@@ -189,10 +173,10 @@ def test_an_environment_is_not_made_where_its_libraries_could_not_be_loaded(box:
 def test_people_who_share_a_workdir_are_told_whose_it_is(box: Specctl) -> None:
     shared = box.home / "shared"
     box.home.chmod(0o755)
-    target(box, workdir=str(shared), python="/usr/bin/python3")
+    over_ssh(box, workdir=str(shared), python="/usr/bin/python3")
     run_id = box.launch("--until", "process", "--", "sleep", "60", target="box").json["run_id"]
     box.workdir = shared
-    target(box, workdir=str(shared), python="/usr/bin/python3", user="nobody")
+    over_ssh(box, workdir=str(shared), python="/usr/bin/python3", user="nobody")
     done = refused(box)
     assert f"{shared} belongs to root, and nobody cannot write there" in done.err and "chown" in done.err
     row = box.status("box")
@@ -200,7 +184,7 @@ def test_people_who_share_a_workdir_are_told_whose_it_is(box: Specctl) -> None:
     done = box("stop", run_id)
     assert done.code == 1 and "cannot be stopped: it is a run of the user root" in done.err
     assert box.processes(run_id), "and it goes on"
-    target(box, workdir=str(shared), python="/usr/bin/python3")
+    over_ssh(box, workdir=str(shared), python="/usr/bin/python3")
     assert box("stop", run_id, "--now").code == 0
 
 

@@ -23,6 +23,17 @@ CHAT_TEMPLATE = (
 )
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """What is this small is slower on two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a random 6-layer Llama, hidden size 64; token 3 (<|mask|>) is spare."""

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,17 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, TargetConfig
 from trainer.decode import loaded, parity
 from trainer.decode.engine import BlockDrafter
-from trainer.decode.generate import Generated, as_ids, end_ids, generate
+from trainer.decode.generate import Generated, end_ids, generate
 from trainer.decode.loaded import Loaded
 from trainer.decode.sampling import Sampling, draw, keep_sampled
 from trainer.model.drafter import Drafter, DrafterShape
-from trainer.model.target import load_target
+from trainer.model.target import as_ids, load_target
 
 CPU = torch.device("cpu")
 SMOLLM2 = Path("~/.cache/specctl/models/SmolLM2-135M-Instruct").expanduser()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """What is this small is slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +408,7 @@ def test_the_real_smollm2_says_token_for_token_what_it_says_alone() -> None:
     drafter = Drafter(shape).requires_grad_(False)
     drafter.initialise(torch.Generator().manual_seed(2))
     asked = ("What is the capital of France?", "Count to five.")
-    prompts = [as_ids(target, text, chat=True) for text in asked]
+    prompts = [as_ids(target.tokenizer, text, chat=True) for text in asked]
     block_drafter = BlockDrafter(drafter=drafter, ends=target.ends, block_size=4, mask_token_id=3)
     made = generate(target, block_drafter, prompts, max_tokens=10, batch_size=2)
     assert texts(made) == alone(target, prompts, 10)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,15 @@ from tests.trainer.support import REPOSITORY, poll, records, write_config
 from trainer.__main__ import main
 from trainer.config import DataConfig, TargetConfig
 from trainer.data.rows import load_rows
-from trainer.decode.generate import as_ids, generate
-from trainer.model.target import load_target
+from trainer.decode.generate import generate
+from trainer.model.target import as_ids, load_target
 from trainer.synthesis import filters
 from trainer.synthesis.config import DrawnConfig
 
 FILES = ("train.jsonl", "held-out.jsonl")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -141,7 +135,7 @@ def test_regenerate_puts_the_targets_own_answers_into_conversations(
 
     def says(messages: list[dict[str, str]]) -> str:
         text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        made = generate(target, None, [as_ids(target, text, chat=False)], max_tokens=60)
+        made = generate(target, None, [as_ids(target.tokenizer, text, chat=False)], max_tokens=60)
         return str(target.tokenizer.decode(made.continuations[0].tokens, skip_special_tokens=True)).strip()
 
     said = first["messages"]

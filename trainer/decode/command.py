@@ -108,11 +108,12 @@ def _generate(arguments: argparse.Namespace, sampling: Any) -> int:
     if not any(text.strip() for text in texts):
         raise ConfigError("--prompt: say what to go on from, or pipe it in")
     loaded = _loaded(arguments)
-    from trainer.decode.generate import as_ids, generate
+    from trainer.decode.generate import generate
+    from trainer.model.target import as_ids
 
     target = loaded.target
     chat = not arguments.raw and bool(target.tokenizer.chat_template)
-    prompts = [as_ids(target, text, chat=chat) for text in texts]
+    prompts = [as_ids(target.tokenizer, text, chat=chat) for text in texts]
     # Several at once are printed one after the other; only the first of them may come as it is written.
     stream = Stream(target.tokenizer) if len(prompts) == 1 and not arguments.json else None
     made = generate(

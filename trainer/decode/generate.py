@@ -86,6 +86,11 @@ def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequ
         target, block_drafter, rows=min(batch_size, len(prompts)), capacity=longest, sampling=sampling,
         stop_ids=stop_ids, graphs=graphs,
     )  # fmt: skip
+    return prepared(engine, say)
+
+
+def prepared(engine: Engine, say: Say) -> Engine:
+    """With what a GPU does in a round recorded, or a word on why it could not be."""
     if why := engine.prepare():
         say(f"no CUDA graphs, every kernel is launched by itself, much slower: {why}")
     return engine
@@ -145,13 +150,3 @@ def end_ids(target: Target) -> set[int]:
     configured = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
     found = configured if isinstance(configured, list) else [configured]
     return {int(token) for token in (*found, target.tokenizer.eos_token_id) if token is not None}
-
-
-def as_ids(target: Target, text: str, *, chat: bool) -> list[int]:
-    """A prompt: as what a user says, in the target's chat template, or as it is."""
-    if chat:
-        messages = [{"role": "user", "content": text}]
-        text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = target.tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    return ids
-

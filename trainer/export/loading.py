@@ -15,6 +15,7 @@ from trainer.export import contract, formats
 from trainer.export.contract import Contract, FileFacts, Layout
 from trainer.export.package import CONFIG, WEIGHTS
 from trainer.export.source import DTYPES
+from trainer.kept import changed
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 
@@ -75,9 +76,8 @@ def _see_that_it_is_the_target(directory: Path, found: Contract, target: Target)
     was = found.target.model_dump(include=set(here))
     if said := contract.differences(here, was):
         raise ConfigError(f"{directory}: was trained for another target: {said[0]}")
-    files = found.target.files
-    if changed := sorted(name for name in {**files, **target.files} if files.get(name) != target.files.get(name)):
-        raise ConfigError(f"{directory}: was trained for another target: its {', '.join(changed)} are not this one's")
+    if others := sorted(changed(found.target.files, target.files)):
+        raise ConfigError(f"{directory}: was trained for another target: its {', '.join(others)} are not this one's")
     if target.layer_ids != found.layout.layer_ids:
         raise ConfigError(
             f"{directory}: reads target layers {found.layout.layer_ids}, and {target.layer_ids} are captured; load the"

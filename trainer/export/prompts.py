@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import ConfigError
-from trainer.model.target import Target
+from trainer.model.target import Target, as_ids
 
 BUILT_IN = (
     "What is the capital of France?",
@@ -50,9 +50,5 @@ def _lines(path: Path) -> list[str]:
 
 def tokens_of(target: Target, text: str) -> Tensor:
     """As a user's turn, where the target has a chat template."""
-    tokenizer = target.tokenizer
-    if tokenizer.chat_template:
-        message = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template, return_tensors="pt").input_ids[0]
-    return torch.as_tensor(ids[-MOST_TOKENS:], dtype=torch.long)
+    ids = as_ids(target.tokenizer, text, chat=bool(target.tokenizer.chat_template))
+    return torch.tensor(ids[-MOST_TOKENS:], dtype=torch.long)

@@ -19,6 +19,7 @@ from trainer import checkpoint
 from trainer.checkpoint import CheckpointDamaged
 from trainer.config import ConfigError, expand_path
 from trainer.export.contract import Origin, TargetFacts
+from trainer.kept import changed
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import drafter_dtype, file_digests
 
@@ -126,8 +127,8 @@ def _target(path: Path, source: Path, must_keep: dict[str, Any], *, given: bool)
         said = "is not there" if not path.exists() else " ".join(str(error).split())
         raise ConfigError(f"{source}: its target {path}: {said}{hint}") from None
     was = {key.removesuffix(" of the target"): value for key, value in must_keep.items() if " of the target" in key}
-    if was and (changed := sorted(name for name in {**was, **digests} if was.get(name) != digests.get(name))):
-        raise ConfigError(f"{source}: {path} is not the target it was trained with: {', '.join(changed)} differ{hint}")
+    if was and (others := sorted(changed(was, digests))):
+        raise ConfigError(f"{source}: {path} is not the target it was trained with: {', '.join(others)} differ{hint}")
     text = config.get_text_config()
     facts = TargetFacts(
         architecture=architecture, layers=text.num_hidden_layers, hidden=text.hidden_size, vocabulary=text.vocab_size,

@@ -312,3 +312,12 @@ def _ends(model: Any) -> FrozenEnds:
         raise ConfigError(f"target.path: {type(model).__name__} caps its logits, which the drafter's loss does not")
     _see_that_nothing_scales(model, embedding, head)
     return FrozenEnds(embedding_VH=embedding.weight.detach(), head_VH=head.weight.detach())
+
+
+def as_ids(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
+    """A prompt: as what a user says, in the target's chat template, or as it is."""
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return ids

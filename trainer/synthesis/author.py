@@ -13,7 +13,7 @@ from trainer.config import ConfigError
 from trainer.data.assistant_turns import MARKS
 from trainer.data.chat_template import Template
 from trainer.decode.engine import Engine
-from trainer.decode.generate import Continuation, Say, end_ids, run
+from trainer.decode.generate import Continuation, Say, end_ids, prepared, run
 from trainer.decode.sampling import Sampling
 from trainer.model.target import Target
 from trainer.synthesis import filters
@@ -91,13 +91,10 @@ class Author:
         return self._engine(self.config.answer, self.longest_prompt, self._answer_ends)
 
     def _engine(self, drawn: DrawnConfig, longest_prompt: int, stop_ids: set[int]) -> Engine:
-        engine = Engine(
+        return prepared(Engine(
             self.target, None, rows=self.config.batch_size, capacity=longest_prompt + drawn.max_tokens,
             sampling=Sampling(temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k), stop_ids=stop_ids,
-        )  # fmt: skip
-        if why := engine.prepare():
-            self._say(f"no CUDA graphs, every kernel is launched by itself, much slower: {why}")
-        return engine
+        ), self._say)  # fmt: skip
 
     def _run(self, engine: Engine, prompts: Sequence[list[int]], drawn: DrawnConfig,
              seeds: Sequence[Sequence[int | str]]) -> list[Continuation]:  # fmt: skip

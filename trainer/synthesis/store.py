@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer import lock
 from trainer.config import ConfigError
-from trainer.kept import sync_folder
+from trainer.kept import changed, sync_folder
 
 TRAIN, HELD_OUT, PROGRESS = "train.jsonl", "held-out.jsonl", "progress.json"
 
@@ -114,9 +114,9 @@ class Store:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); choose another output_dir") from None
-        if changed := [key for key in {**was, **self.made_with} if was.get(key) != self.made_with.get(key)]:
+        if others := changed(was, self.made_with):
             raise ConfigError(
-                f"output_dir: what {self.directory} holds was made with another {', '.join(changed)}; choose another"
+                f"output_dir: what {self.directory} holds was made with another {', '.join(others)}; choose another"
                 " output_dir, or restore that"
             )
         for name in self.written:
