@@ -168,7 +168,7 @@ def _kill(pid: int) -> None:
 
 
 def over_ssh(driver: Specctl, **keys: object) -> None:
-    """Gives it one target, `box`: the loopback sshd's `node1`, with the Python of the tests. Empty keys are left out."""
+    """Gives it one target, `box`: the loopback sshd's `node1`, with the tests' own Python. Empty keys are left out."""
     wanted = {"ssh": "node1", "workdir": str(driver.workdir), "python": sys.executable, **keys}
     inside = ", ".join(f"{key}: {json.dumps(value)}" for key, value in wanted.items() if value)
     driver.inventory.write_text(f"targets:\n  box: {{{inside}}}\n")
