@@ -219,6 +219,36 @@ def test_a_template_that_marks_what_is_generated_is_taken_at_its_word() -> None:
     assert runs(chat, encode(chat, said)) == ["That."], "without what ends the turn, which others are trained on"
 
 
+@pytest.mark.parametrize("name", STYLES)
+def test_nobody_learns_that_an_unfinished_turn_ends_where_it_was_broken_off(name: str) -> None:
+    style, chat = STYLES[name], template_of(STYLES[name])
+    asked = [{"role": "user", "content": "again"}, {"role": "assistant", "content": "first one"},
+             {"role": "user", "content": "again"}, {"role": "assistant", "content": "one first on"}]  # fmt: skip
+    one = encode(chat, [*asked[:-1], {**asked[-1], "unfinished": True}])
+    whole = encode(chat, asked)
+    assert runs(chat, one) == [style.said("first one") + style.end, style.said("one first on")]
+    assert one.ids.tolist() == whole.ids[: len(one.ids)].tolist() and len(one.ids) < len(whole.ids)
+
+
+def test_an_unfinished_turn_is_so_whether_or_not_the_template_marks_what_is_generated() -> None:
+    said = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    turn = "{{ m.role }}\n{% if m.role == 'assistant' %}" + said + "{% else %}"
+    chat = Template(tokenizer_of(
+        "byte-level", QWEN3.special,
+        "{% for m in messages %}<|im_start|>" + turn + "{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}",
+    ))  # fmt: skip
+    asked = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    assert runs(chat, encode(chat, asked)) == ["That.<|im_end|>"]
+    assert runs(chat, encode(chat, [asked[0], {**asked[1], "unfinished": True}])) == ["That."]
+
+
+def test_only_a_text_of_the_assistants_can_be_unfinished() -> None:
+    with pytest.raises(BadRecord, match="unfinished turn that is no text of the assistant's"):
+        parse({"messages": [
+            {"role": "assistant", "content": "a"}, {"role": "user", "content": "b", "unfinished": True},
+        ]})  # fmt: skip
+
+
 def test_a_conversation_may_begin_with_the_assistant() -> None:
     chat = template_of(STYLES["llama 3"])
     one = encode(chat, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])

@@ -18,7 +18,7 @@ from tests.trainer import taught
 from trainer.__main__ import main
 from trainer.config import ConfigError, TargetConfig
 from trainer.decode import loaded, parity
-from trainer.decode.engine import BlockDrafter
+from trainer.decode.engine import BlockDrafter, Engine
 from trainer.decode.generate import Generated, end_ids, generate
 from trainer.decode.loaded import Loaded
 from trainer.decode.sampling import Sampling, draw, keep_sampled
@@ -84,6 +84,38 @@ def test_greedy_is_the_targets_own_greedy_text_token_for_token_whatever_is_decod
     assert made.acceptance.tau is not None and made.acceptance.tau > 1.5
     assert len({one.acceptance.verifications for one in made.continuations}) > 5
     assert 50 < sum(one.ended for one in made.continuations) < 200
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_round_launched_before_the_one_before_it_is_read_changes_nothing(
+    trained: Loaded, drafted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, drafter = prompts_for(trained.target, 40, seed=13), trained.block_drafter if drafted else None
+    plain = generate(trained.target, drafter, prompts, max_tokens=24, batch_size=6)
+    one_by_one, launched = run_counting(monkeypatch, trained, drafter, prompts)
+    assert one_by_one == texts(plain)
+    # As on a GPU.
+    monkeypatch.setattr(Engine, "ahead", 1)
+    made = generate(trained.target, drafter, prompts, max_tokens=24, batch_size=6)
+    assert texts(made) == texts(plain) and made.acceptance == plain.acceptance
+    assert [one.ended for one in made.continuations] == [one.ended for one in plain.continuations]
+    _, ahead = run_counting(monkeypatch, trained, drafter, prompts)
+    assert ahead > launched  # some for texts that had ended meanwhile
+
+
+def run_counting(monkeypatch: pytest.MonkeyPatch, trained: Loaded, drafter: Any, prompts: Any) -> tuple[Any, int]:
+    """Texts, and rounds that were launched for them."""
+    count, launch = 0, Engine.launch
+
+    def counted(engine: Engine, active: Any) -> Any:
+        nonlocal count
+        count += 1
+        return launch(engine, active)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "launch", counted)
+        made = generate(trained.target, drafter, prompts, max_tokens=24, batch_size=6)
+    return texts(made), count
 
 
 def test_without_a_drafter_the_same_code_writes_the_targets_own_text(trained: Loaded) -> None:

@@ -18,7 +18,7 @@ from trainer.__main__ import main
 from trainer.config import DataConfig, TargetConfig
 from trainer.data.rows import load_rows
 from trainer.decode.generate import generate
-from trainer.model.target import as_ids, load_target
+from trainer.model.target import as_ids, load_target, load_tokenizer
 from trainer.synthesis import filters
 from trainer.synthesis.config import DrawnConfig
 
@@ -94,6 +94,28 @@ def test_a_training_reads_what_was_written_and_its_origin_stands_beside_it(
     assert main(["synthesize", str(write_config({**wanted, "conversations": 30}, tmp_path / "c.yaml"))]) == 0
     assert sum(len(records(out, name)) for name in FILES) == 30
     assert all(content(out)[name].startswith(before[name]) for name in FILES)
+
+
+def test_answers_that_came_to_no_end_are_dropped_or_kept_as_far_as_they_go(
+    wanted: dict[str, Any], taught_target: Path, tmp_path: Path
+) -> None:
+    wanted["answer"] |= {"max_tokens": 12}
+    found = {}
+    for choice in ("drop", "keep"):
+        asked = {**wanted, "answer": {**wanted["answer"], "unfinished": choice}, "output_dir": str(tmp_path / choice)}
+        assert main(["synthesize", str(write_config(asked, tmp_path / "c.yaml"))]) == 0
+        found[choice] = [record["messages"][-1] for name in FILES for record in records(tmp_path / choice, name)]
+    assert not any("unfinished" in answer for answer in found["drop"])
+    broken, ended = ([one for one in found["keep"] if one.get("unfinished", False) is cut] for cut in (True, False))
+    assert broken and ended
+    tokenizer = load_tokenizer(taught_target)
+    tokens = [tokenizer(one["content"], add_special_tokens=False)["input_ids"] for one in (*broken, *ended)]
+    assert {len(one) for one in tokens[: len(broken)]} <= {11, 12, 13} and min(map(len, tokens[len(broken) :])) < 11
+    # Who kept none has tried more to get as many.
+    tried = {choice: json.loads((tmp_path / choice / "progress.json").read_bytes()) for choice in found}
+    assert tried["keep"]["next"] < tried["drop"]["next"]
+    assert tried["drop"]["dropped"]["the answer has not come to its end"] > 0
+    assert "the answer has not come to its end" not in tried["keep"]["dropped"]
 
 
 def test_what_was_made_in_another_way_is_not_gone_on_from(

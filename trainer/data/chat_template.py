@@ -104,7 +104,7 @@ class Template:
         found = assistant_turns.find(self, messages, tools, text)
         if not found.spans:
             raise BadRecord("the chat template leaves the assistant's thinking out of every turn")
-        return found
+        return _broken_off(found, messages[-1]) if conversation.unfinished else found
 
     def render(self, messages: list[Message], tools: Any, *, prompt: bool = False) -> str:
         """The text of the template. Raises `BadRecord` where it refuses."""
@@ -163,7 +163,8 @@ class Template:
             return False
 
     def _rendered(self, conversation: Conversation) -> Turns | Encoded:
-        if not _GENERATION.search(self._text(conversation.tools is not None)):
+        # Where the template marks turns itself, it marks their ends, too, which an unfinished one does not have.
+        if conversation.unfinished or not _GENERATION.search(self._text(conversation.tools is not None)):
             return self.turns(conversation)
         messages, tools = self._messages(conversation), conversation.tools
         see_that_all_is_there(messages, self.render(messages, tools))
@@ -175,6 +176,16 @@ class Template:
             ids=np.asarray(made["input_ids"], dtype=np.int32),
             trained=np.asarray(made["assistant_masks"], dtype=np.bool_),
         )
+
+
+def _broken_off(turns: Turns, last: Message) -> Turns:
+    """Without what the template puts behind the last turn's text."""
+    said = last["content"].rpartition("</think>")[2].strip()
+    end = turns.text.rindex(said) + len(said)
+    return Turns(
+        text=turns.text[:end], context_only=turns.context_only,
+        spans=[(start, min(stop, end)) for start, stop in turns.spans],
+    )  # fmt: skip
 
 
 def see_that_all_is_there(messages: list[Message], text: str) -> None:

@@ -1,6 +1,7 @@
 """Records to conversations: what a line of JSON or a row of a table says, in the one form that chat templates take.
 
-A record holds `messages` (role, content) or ShareGPT's `conversations` (from, value), and `tools` if there are any.
+A record holds `messages` (role, content) or ShareGPT's `conversations` (from, value), and `tools` if there are any. Its
+last turn may say that it is `unfinished`: nothing is known of how it would have ended.
 `chat_template.py` makes tokens of them.
 """
 
@@ -24,12 +25,15 @@ DIALECTS = {"messages": ("role", "content", ROLES), "conversations": ("from", "v
 KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
 """Other keys of a message that templates know."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
+UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
+    unfinished: bool = False
+    """The last turn, an assistant's text, was broken off."""
 
     @property
     def characters(self) -> int:
@@ -78,7 +82,10 @@ def _parsed(record: Any) -> Conversation:
     messages = [_message(turn, f"{key}[{index}]", role_key, text_key, roles) for index, turn in enumerate(turns)]
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRecord("has no assistant turn")
-    return Conversation(messages=messages, tools=_tools(record.get("tools")))
+    unfinished = bool(turns[-1].get(UNFINISHED))
+    if unfinished and (messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
+        raise BadRecord("has an unfinished turn that is no text of the assistant's", f"{key}[{len(turns) - 1}]")
+    return Conversation(messages=messages, tools=_tools(record.get("tools")), unfinished=unfinished)
 
 
 def _message(turn: Any, place: str, role_key: str, text_key: str, roles: dict[str, str]) -> Message:

@@ -3,8 +3,8 @@ to; without a drafter, one token of the target's own. `generate.py` says which p
 
 All of a round's state stays on the device in tensors that never move, and every round over the same length of context
 has the same shapes: on CUDA it is recorded as one graph, drafter, target, head and acceptance, and launched as a whole,
-with or without a drafter. The host waits once a round, for how many tokens each row has got. On the CPU the same code
-runs as it is written.
+with or without a drafter. No round depends on what the host makes of the one before, so that the next one may be
+launched while the host still reads what came of this one. On the CPU the same code runs as it is written.
 
 A row holds its tokens; the last of them, at `anchors`, the target has not read: it is the next block's slot 0, and is
 read, by target and drafter, with what is drafted behind it. Letters: B rows, K slots of a block (1 without a drafter),
@@ -44,6 +44,15 @@ class BlockDrafter:
     ends: FrozenEnds
     block_size: int
     mask_token_id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """A round that the device has been told of, on its way to the host."""
+
+    made_Bn: Tensor
+    done: Any
+    """CUDA event; None where it is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +125,8 @@ class Engine:
         self._graphs = Graphs(self._stream) if self._stream is not None and graphs else None
         self._anchors = [0] * rows
         """As the host knows them."""
+        self._under_way = 0
+        """Rounds that are launched and not collected."""
 
     # --- before the first round ---
 
@@ -213,17 +224,34 @@ class Engine:
 
     # --- rounds ---
 
+    @property
+    def ahead(self) -> int:
+        """Rounds worth launching before the one before them is collected: on the CPU none, where the host itself does
+        what is launched."""
+        return 0 if self._stream is None else 1
+
     @torch.no_grad()
-    def round(self, active: Iterable[int]) -> Round:
-        """One round of all rows, of which `active` are not done; waits until it is through."""
-        needed = max(self._anchors[row] for row in active) + self.block_size
-        length = next(length for length in self.lengths if length >= needed)
+    def launch(self, active: Iterable[int]) -> Launched:
+        """One round of all rows, of which `active` are not done, as far as is known."""
+        self._under_way += 1
+        needed = max(self._anchors[row] for row in active) + self._under_way * self.block_size
+        length = next(length for length in self.lengths if length >= min(needed, self.capacity))
         with self.stream():
             if self._graphs is not None and length in self._graphs:
                 made_Bn = self._graphs.launch(length, {})
             else:
                 made_Bn = self._work(length)
-            made = made_Bn.tolist()  # the wait
+            if self._stream is None:
+                return Launched(made_Bn=made_Bn, done=None)
+            # The next round writes where this one has written.
+            return Launched(made_Bn=made_Bn.to("cpu", non_blocking=True), done=self._stream.record_event())
+
+    def collect(self, launched: Launched) -> Round:
+        """What came of it; the host waits for it here. In the order in which they were launched."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        made = launched.made_Bn.tolist()
+        self._under_way -= 1
         for row, (*_, count, _kept, _ended) in enumerate(made):
             self._anchors[row] += count
         return Round(

@@ -9,11 +9,12 @@ the prompt's number.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trainer.decode.acceptance import Acceptance
-from trainer.decode.engine import BlockDrafter, Engine
+from trainer.decode.engine import BlockDrafter, Engine, Launched
 from trainer.decode.sampling import Sampling
 from trainer.model.target import Target
 
@@ -120,9 +121,25 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, se
             del in_row[row]
             free.append(row)
 
+    under_way: deque[tuple[Launched, dict[int, int]]] = deque()
+    """Rounds, and whose prompts were in which rows."""
+
+    def collect() -> None:
+        launched, numbers = under_way.popleft()
+        made = engine.collect(launched)
+        for row, number in numbers.items():
+            if in_row.get(row) == number:  # or it was done in the round before, and had no part in this one
+                count = made.counts[row]
+                found[number].acceptance.add(count=count, kept=made.kept[row])
+                take(row, made.tokens_BK[row][:count], ended=made.ended[row])
+
     while waiting or in_row:
         # Few at a time would be read as slowly as many.
         if waiting and len(free) * 4 >= engine.rows:
+            started = time.perf_counter()
+            while under_way:
+                collect()
+            decoding_s += time.perf_counter() - started
             started = time.perf_counter()
             rows, free[:] = sorted(free)[: len(waiting)], sorted(free)[len(waiting) :]
             numbers = [waiting.pop(0) for _ in rows]
@@ -136,12 +153,17 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, se
             reading_s += time.perf_counter() - started
             continue
         started = time.perf_counter()
-        made = engine.round(in_row)
-        for row in list(in_row):
-            count = made.counts[row]
-            found[in_row[row]].acceptance.add(count=count, kept=made.kept[row])
-            take(row, made.tokens_BK[row][:count], ended=made.ended[row])
+        # A round more for as long as somebody may want its token, whatever the ones under way come to.
+        while len(under_way) <= engine.ahead and any(
+            len(found[number].tokens) + len(under_way) < max_tokens for number in in_row.values()
+        ):
+            under_way.append((engine.launch(in_row), dict(in_row)))
+        collect()
         decoding_s += time.perf_counter() - started
+    started = time.perf_counter()
+    while under_way:
+        collect()
+    decoding_s += time.perf_counter() - started
     return Generated(continuations=found, reading_s=reading_s, decoding_s=decoding_s)
 
 

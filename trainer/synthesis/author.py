@@ -28,6 +28,7 @@ class Turn:
     text: str
     fault: str | None
     """Why it is not kept."""
+    unfinished: bool = False
 
 
 class Author:
@@ -76,10 +77,13 @@ class Author:
         turns = []
         for one in self._run(engine, prompts, self.config.answer, seeds):
             text, tokens = self._written(one)
-            fault = filters.fault(text.strip(), tokens, ended=one.ended, drawn=self.config.answer)
+            unfinished = not one.ended and self.config.answer.unfinished == "keep"
+            if unfinished:
+                text = text.rstrip(filters.HALF)  # of a character that is half there
+            fault = filters.fault(text.strip(), tokens, ended=one.ended or unfinished, drawn=self.config.answer)
             if fault is None and filters.repetition(tokens) > self.config.max_repetition:
                 fault = "repeats itself"
-            turns.append(Turn(text=text.strip(), fault=fault))
+            turns.append(Turn(text=text.strip(), fault=fault, unfinished=unfinished))
         return turns
 
     def question_engine(self) -> Engine:

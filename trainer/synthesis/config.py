@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -56,7 +56,10 @@ class AnswerConfig(DrawnConfig):
     top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Only the most probable tokens that together have this much."""
     max_tokens: Count = 512
-    """What has not come to its end by then is dropped."""
+    """What has not come to its end by then is `unfinished`."""
+    unfinished: Literal["drop", "keep"] = "drop"
+    """keep: as far as it goes, marked as `unfinished`, so that nobody learns that it ends there. The last answer of its
+    conversation."""
 
 
 class SynthesisConfig(Model):
@@ -105,6 +108,8 @@ class SynthesisConfig(Model):
         """What the written data depend on, as plain data."""
         kept: dict[str, Any] = {"verb": verb, "seed": self.seed}
         kept |= {key: getattr(self, key).model_dump() for key in ("question", "answer")}
+        if self.answer.unfinished == "drop":
+            del kept["answer"]["unfinished"]  # as in what was written before there was a choice
         kept |= {"held_out_fraction": self.held_out_fraction, "max_repetition": self.max_repetition}
         if verb == "synthesize":
             return {**kept, "openings": self.begins}

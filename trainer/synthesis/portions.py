@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.data.conversations import Conversation, Message, parse
+from trainer.data.conversations import UNFINISHED, Conversation, Message, parse
 from trainer.data.sources import BadRecord
 from trainer.decode.prompts import CATEGORY, prompt_ids
 from trainer.synthesis import filters
-from trainer.synthesis.author import Author
+from trainer.synthesis.author import Author, Turn
 
 Record = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Synthesis:
             if turn.fault:
                 found[number] = Made(number=number, fault=f"the answer {turn.fault}")
                 continue
-            messages = [{"role": "user", "content": texts[number]}, {"role": "assistant", "content": turn.text}]
+            messages = [{"role": "user", "content": texts[number]}, _answer(turn)]
             category, _ = chosen[number - numbers.start]
             found[number] = Made(
                 number=number, record={"messages": messages, CATEGORY: category}, key=filters.key_of(texts[number])
@@ -145,7 +145,9 @@ class Regeneration:
                     done.pop()
                 self._close(number, done, f"the answer {answer.fault}", open_, found, records)
             else:
-                done.append({"role": "assistant", "content": answer.text})
+                done.append(_answer(answer))
+                if answer.unfinished:
+                    self._close(number, done, "", open_, found, records)
 
     def _close(self, number: int, done: list[Message], fault: str, open_: dict[int, Any], found: dict[int, Made],
                records: dict[int, Record]) -> None:  # fmt: skip
@@ -158,6 +160,10 @@ class Regeneration:
             )  # fmt: skip
         else:
             found[number] = Made(number=number, fault=fault or "the conversation has nothing to answer")
+
+
+def _answer(turn: Turn) -> Message:
+    return {"role": "assistant", "content": turn.text, **({UNFINISHED: True} if turn.unfinished else {})}
 
 
 def fresh(made: Sequence[Made], known: set[bytes]) -> list[Made]:

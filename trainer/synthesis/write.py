@@ -121,7 +121,8 @@ def _question(line: dict[str, Any]) -> str:
 
 
 def _provenance(config: SynthesisConfig, verb: str, target: Target) -> dict[str, Any]:
-    drawn = {name: getattr(config, name).model_dump(exclude={"min_tokens", "max_tokens"}, exclude_none=True)
+    left_out = {"min_tokens", "max_tokens", "unfinished"}
+    drawn = {name: getattr(config, name).model_dump(exclude=left_out, exclude_none=True)
              for name in ("question", "answer") if verb == "synthesize" or name == "answer"}  # fmt: skip
     return {
         "by": verb, "seed": config.seed, "target": hash_of(target.files), **drawn,

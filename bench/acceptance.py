@@ -1,0 +1,193 @@
+"""What is a drafter worth after how many minutes of training? Every checkpoint of some runs, really decoded with.
+
+    python -m bench.acceptance measure RUN... --data HELD-OUT.jsonl [--prompts 48] [--max-tokens 256] [--last]
+                                              [--weights last] --out FILE
+    python -m bench.acceptance show FILE... [--png curve.png]
+
+`measure` decodes the same held-out prompts greedily, one at a time, with each checkpoint of each run (`--last`: with
+the latest alone) and with the target alone, before the first and behind the last of them; all in one process, by the
+same kernels and CUDA graphs, and appends a JSON line for each to FILE. Minutes are those in phase `train`: neither
+warm-up nor evaluations. `show` prints them as a table of markdown, and draws τ and speed-up over minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config import ConfigError
+from trainer.decode import loaded
+from trainer.decode.engine import BlockDrafter, Engine
+from trainer.decode.generate import Generated, end_ids, engine_for, run
+from trainer.decode.prompts import Prompt, read_prompts
+from trainer.device import device_for
+from trainer.model.target import Target
+
+MOST_PROMPT_TOKENS = 256
+
+
+def training_minutes(run_directory: Path) -> dict[int, float]:
+    """By step, minutes that the run had trained for when its figures were recorded, resumes included."""
+    lines = [json.loads(line) for name in ("events.jsonl", "metrics.jsonl")
+             for line in (run_directory / name).read_text().splitlines()]  # fmt: skip
+    seconds, since, found = 0.0, None, {}
+    for line in sorted(lines, key=lambda line: line["time"]):
+        if since is not None:
+            seconds += line["time"] - since
+        since = line["time"] if since is not None else None
+        if line.get("event") == "phase":
+            since = line["time"] if line["phase"] == "train" else None
+        elif line.get("event") == "ended":
+            since = None
+        elif line.get("worker") is None and "loss" in line:
+            found[line["step"]] = seconds / 60
+    return found
+
+
+def checkpoints(run_directory: Path, *, last: bool) -> list[tuple[int, Path]]:
+    """By step, rising."""
+    found = sorted((int(path.name.partition("-")[2]), path) for path in (run_directory / "checkpoints").glob("step-*"))
+    return found[-1:] if last else found
+
+
+class Decoding:
+    """The same prompts again and again, by one target."""
+
+    def __init__(self, target: Target, prompts: list[Prompt], max_tokens: int) -> None:
+        self.target, self.max_tokens = target, max_tokens
+        self.prompts = [prompt.ids for prompt in prompts]
+        self._plain = self._engine(None)
+
+    def _engine(self, drafter: BlockDrafter | None) -> Engine:
+        engine = engine_for(
+            self.target, drafter, self.prompts, max_tokens=self.max_tokens, batch_size=1, sampling=None,
+            stop_ids=end_ids(self.target), say=complain,
+        )  # fmt: skip
+        run(engine, [max(self.prompts, key=len)], max_tokens=16)
+        return engine
+
+    def alone(self) -> Generated:
+        return run(self._plain, self.prompts, max_tokens=self.max_tokens)
+
+    def drafted(self, drafter: BlockDrafter) -> Generated:
+        return run(self._engine(drafter), self.prompts, max_tokens=self.max_tokens)
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    device = device_for(arguments.device)
+    decoding: Decoding | None = None
+    rows: list[dict[str, Any]] = []
+    plain: list[float] = []
+    for directory in arguments.runs:
+        minutes = training_minutes(directory)
+        for step, path in checkpoints(directory, last=arguments.last):
+            one = loaded.load(path, target=arguments.target, device=device, weights=arguments.weights, say=complain)
+            if decoding is None:
+                prompts = read_prompts(
+                    [arguments.data], one.target.tokenizer, kind="conversations", count=arguments.prompts,
+                    most_tokens=MOST_PROMPT_TOKENS, text_tokens=64,
+                )  # fmt: skip
+                decoding = Decoding(one.target, prompts, arguments.max_tokens)
+                plain.append(decoding.alone().tok_s)
+            elif one.target.layer_ids != decoding.target.layer_ids:
+                # Which layers are captured is the target's: the same model, with hooks elsewhere.
+                decoding = Decoding(one.target, prompts, arguments.max_tokens)
+            made = decoding.drafted(one.block_drafter)
+            drafter = one.block_drafter.drafter
+            rows.append({
+                "run": directory.name, "step": step, "minutes": minutes.get(step),
+                "block_size": one.block_drafter.block_size, "layers": drafter.shape.layers,
+                "captured": drafter.shape.captured, "weights": sum(weight.numel() for weight in drafter.parameters()),
+                "tau": made.acceptance.tau, "kept_by_slot": made.acceptance.by_slot, "tokens": made.tokens,
+                "tok_s": made.tok_s, "verifications": made.acceptance.verifications,
+                "ms_a_round": 1e3 * made.decoding_s / made.acceptance.verifications,
+            })  # fmt: skip
+            complain(f"{directory.name} step {step}: τ {rows[-1]['tau']:.2f}, {made.tok_s:.1f} tok/s")
+    if decoding is None:
+        raise ConfigError("there is no checkpoint in any of these runs")
+    plain.append(decoding.alone().tok_s)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    for row in rows:
+        speedup = row["tok_s"] / (sum(plain) / len(plain))
+        yield {**row, "plain_tok_s": plain, "speedup": speedup, "prompts": len(decoding.prompts), "device": where}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    heads = ("run", "step", "minutes", "blocks of", "layers", "weights", "τ", "slots 1, 2, 3", "last", "tok/s", "alone",
+             "speed-up")  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in rows:
+        slots = [f"{100 * (slot or 0):.0f}" for slot in row["kept_by_slot"]]
+        minutes = "-" if row["minutes"] is None else f"{row['minutes']:.1f}"
+        lines.append(
+            f"| {row['run']} | {row['step']:,} | {minutes} | {row['block_size']} | {row['layers']} |"
+            f" {row['weights'] / 1e6:.1f} M | {row['tau']:.2f} | {', '.join(slots[:3])} % | {slots[-1]} % |"
+            f" {row['tok_s']:.0f} | {' '.join(f'{one:.0f}' for one in row['plain_tok_s'])} | {row['speedup']:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    shown = {"tau": "τ, tokens a verification", "speedup": "speed-up at batch 1"}
+    for axis, (key, label) in zip(axes, shown.items(), strict=True):
+        for name in dict.fromkeys(row["run"] for row in rows):
+            own = [row for row in rows if row["run"] == name and row["minutes"] is not None]
+            axis.plot([row["minutes"] for row in own], [row[key] for row in own], marker=".", label=name)
+        axis.axhline(1, color="0.6", linewidth=1, linestyle="--")
+        axis.set(xlabel="minutes of training", ylabel=label, xlim=(0, None), ylim=(0.8, None))
+        axis.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    measuring = verbs.add_parser("measure")
+    measuring.add_argument("runs", type=Path, nargs="+")
+    measuring.add_argument("--data", type=Path, required=True)
+    measuring.add_argument("--target")
+    measuring.add_argument("--device")
+    measuring.add_argument("--prompts", type=int, default=48)
+    measuring.add_argument("--max-tokens", type=int, default=256)
+    measuring.add_argument("--weights", choices=["auto", "last", "ema"], default="auto")
+    measuring.add_argument("--last", action="store_true")
+    measuring.add_argument("--out", type=Path, required=True)
+    showing = verbs.add_parser("show")
+    showing.add_argument("files", type=Path, nargs="+")
+    showing.add_argument("--png", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "measure":
+        try:
+            rows = list(measure(arguments))
+        except ConfigError as error:
+            sys.exit(str(error))
+        with arguments.out.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    else:
+        rows = [json.loads(line) for path in arguments.files for line in path.read_text().splitlines()]
+        if arguments.png:
+            draw(rows, arguments.png)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
