@@ -59,7 +59,8 @@ class Config:
     keys: LaunchKeys = field(default_factory=LaunchKeys)
     text: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
-    """What the program reads on the target: `files` and `model`, paths by their keys, and what is `wanted` of it."""
+    """What the program reads on the target: `model`, `files` and `drafter`, paths by their keys, and what is `wanted`
+    of the model."""
 
 
 def read_config(path: Path, *, trainer: bool) -> Config:

@@ -34,7 +34,7 @@ def check(plan: Plan, problems: list[dict[str, Any]]) -> None:
 def _hint(plan: Plan, problem: dict[str, Any]) -> str:
     """How to mend the first of them: by the command that brings it, where it is a place on the target."""
     key, place = problem["key"], problem["place"]
-    written = {**plan.inputs.get("model", {}), **plan.inputs.get("files", {})}.get(key, "")
+    written = plan.reads.get(key, "")
     mend = f"correct {key} in {plan.spec.config_path}"
     if written and not written.startswith(("/", "~", "$")):
         return f"{mend}: a relative path is one of the files that are shipped (those that git does not ignore)"

@@ -68,9 +68,14 @@ class Plan:
     until: Until
     timeout_s: float | None
     inputs: dict[str, Any]
-    """What the program reads on the target and must find there: `files` and `model`, each by its key; `wanted`."""
+    """What the program reads on the target and must find there: see `configuration.Config.inputs`."""
     cuda: int = 0
     """How many CUDA devices the configuration counts on, declared or not."""
+
+    @property
+    def reads(self) -> dict[str, str]:
+        """Each path of those, as it is written, by its key."""
+        return {key: path for kind in ("model", "files", "drafter") for key, path in self.inputs.get(kind, {}).items()}
 
 
 def plan(request: Request, inventory: Inventory) -> Plan:

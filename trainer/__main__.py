@@ -17,6 +17,7 @@ import sys
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.decode import command as decoding
+from trainer.inputs import drafter_problem
 from trainer.report import tracking
 from trainer.report.console import complain, terminal
 from trainer.report.records import RunIdentity, identity_from_environment
@@ -86,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
     stop.on_exit = reporter.last_words
     reporter.phase("import")
     try:
-        check_inputs(config)
+        # A run with checkpoints goes on from one of those.
+        check_inputs(config, starts=drafter_problem(identity.directory / "checkpoints") is not None)
         tracking.check(config.tracking, os.environ)
         from trainer.train import train  # torch takes seconds, and the phase says so
 

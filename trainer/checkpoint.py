@@ -23,9 +23,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trainer import inputs
 from trainer.kept import sync_folder
 
-MARKER = "COMPLETE.json"
+MARKER = inputs.MARKER
 WEIGHTS = "drafter.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 AVERAGES = "ema.safetensors"

@@ -183,6 +183,10 @@ class DrafterConfig(Model):
     """Size of a head. Left out, the target's."""
     intermediate_size: Count | None = None
     """Of the MLP of each layer. Left out, the target's."""
+    start_from: Str | None = None
+    """Begin with the weights of a drafter that is there, instead of fresh ones: the directory of a run or of one of its
+    checkpoints (of either the moving average, if one is kept), of an export, or of a drafter in z-lab's format. The
+    optimizer begins anew. A run that is resumed goes on from its own checkpoint, and does not look there."""
 
     @model_validator(mode="before")
     @classmethod
@@ -421,9 +425,11 @@ class Config(Model):
             "mask_token_id": self.drafter.mask_token_id, "layer_ids": self.target.layer_ids,
             "captured_layers": self.target.captured_layers, "data_kind": self.data.kind,
         }  # fmt: skip
-        model = {"target.path": self.target.path}
+        start = self.drafter.start_from
         return {
-            "model": model, "files": files, "wanted": wanted, "devices": self.devices.named(), "extras": self._extras(),
+            "model": {"target.path": self.target.path}, "files": files,
+            "drafter": {} if start is None else {"drafter.start_from": start},
+            "wanted": wanted, "devices": self.devices.named(), "extras": self._extras(),
         }  # fmt: skip
 
     def _extras(self) -> list[str]:
@@ -438,7 +444,7 @@ class Config(Model):
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
-        free = {"path", "dtype", "chunk_rows", "kernel"}
+        free = {"path", "dtype", "chunk_rows", "kernel", "start_from"}
         free |= {"paths", "text_field", "duplicates", "max_bad_fraction", "cache"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter", "loss")}
         # What changes nothing is not there, as in what was written before there was any of it.
@@ -457,11 +463,14 @@ def load_config(path: str) -> Config:
         raise ConfigError(str(error)) from error
 
 
-def check_inputs(config: Config, *, weights: bool = True) -> None:
+def check_inputs(config: Config, *, weights: bool = True, starts: bool = True) -> None:
     """Raises `ConfigError` for all that a run reads and that is not there, or is not what it should be, at once. The
-    model's weights may be left out, where only its tokenizer is needed."""
+    model's weights may be left out, where only its tokenizer is needed, and `drafter.start_from`, where the run goes on
+    from a checkpoint of its own."""
     asked = config.what_must_be_there()
-    for kind in ("model", "files"):
+    if not (weights and starts):
+        asked["drafter"] = {}
+    for kind in inputs.KINDS:
         asked[kind] = {key: expand_path(text, key=key) for key, text in asked[kind].items()}
     found = list(inputs.problems(asked, weights=weights))
     if not found and importlib.util.find_spec("pyarrow") is None:

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ from trainer.data import source_files
 Problem = tuple[str, str]
 """The key of the configuration, and what is wrong."""
 
+KINDS = ("model", "files", "drafter")
+"""Of what is read."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Each as one file, or in shards that `NAME.index.json` lists."""
+MARKER = "COMPLETE.json"
+"""Of a checkpoint: see `checkpoint.py`."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 LFS = source_files.LFS
 MOST_HEADER_BYTES = 100 << 20
@@ -40,7 +44,7 @@ def model_problems(path: Path, wanted: dict[str, Any], *, weights: bool = True) 
     `captured_layers`. Nothing is said that depends on anything but these files."""
     try:
         config = _config(path)
-        for problem in (_weights_problem(path) if weights else None, _tokenizer_problem(path)):
+        for problem in (weights_problem(path) if weights else None, _tokenizer_problem(path)):
             if problem:
                 yield "target.path", problem
     except _NoModel as error:
@@ -105,6 +109,29 @@ def choose_layers(ids: list[int] | None, wanted: int, *, count: int) -> list[int
     return spread
 
 
+def drafter_problem(path: Path) -> str | None:
+    """Why nothing can start from `path`: neither a run's directory, nor a checkpoint, nor a drafter as servers load
+    it."""
+    try:
+        if is_checkpoint(path):
+            return None if (path / MARKER).exists() else f"{path} is no whole checkpoint: {MARKER} is missing"
+        root = path if path.name == "checkpoints" else path / "checkpoints"
+        if root.is_dir():
+            whole = any(is_checkpoint(one) and (one / MARKER).exists() for one in root.iterdir())
+            return None if whole else f"{root} holds no whole checkpoint"
+        _config(path, "drafter")
+        return weights_problem(path, WEIGHTS[:1])
+    except _NoModel as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or path}: {error.strerror or error}"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is meant as one, whole or not."""
+    return (path / MARKER).exists() or path.name.startswith("step-")
+
+
 # --- the files of a model -------------------------------------------------------------------------------------------
 
 
@@ -112,17 +139,17 @@ class _NoModel(Exception):
     """What is at the path is no model at all."""
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path, what: str = "Hugging Face model") -> dict[str, Any]:
     if not path.exists():
-        raise _NoModel(f"no Hugging Face model in {path} (there is no such directory)")
+        raise _NoModel(f"no {what} in {path} (there is no such directory)")
     if not path.is_dir():
-        raise _NoModel(f"{path} is a file, and the directory of a Hugging Face model is needed")
+        raise _NoModel(f"{path} is a file, and the directory of a {what} is needed")
     file = path / "config.json"
     if not file.is_file():
         # A download's cache keeps the files a few folders down.
         inner = sorted(found.parent for found in [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")])
         said = f"; {inner[-1]} has one" if inner else ""
-        raise _NoModel(f"no Hugging Face model in {path} (config.json is missing{said})")
+        raise _NoModel(f"no {what} in {path} (config.json is missing{said})")
     data = file.read_bytes()
     if data.startswith(LFS):
         raise _NoModel(_is_pointer(file))
@@ -135,16 +162,17 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _weights_problem(path: Path) -> str | None:
+def weights_problem(path: Path, names: Sequence[str] = WEIGHTS) -> str | None:
+    """Why the weights in `path`, under one of these names, are not there, or not whole."""
     if (path / "adapter_config.json").exists():
         return None  # its weights are another model's, and what finds them knows better
-    for name in WEIGHTS:
+    for name in names:
         if (path / name).exists():
             return _file_problem(path / name)
         index = path / f"{name}.index.json"
         if index.exists():
             return _shards_problem(index)
-    said = f"{path} holds no weights ({' or '.join(WEIGHTS)}, or their .index.json)"
+    said = f"{path} holds no weights ({' or '.join(names)}, or their .index.json)"
     others = sorted(file.name for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf", ".pth"))
     if others:
         return f"{said}; {', '.join(others[:3])} is not a name that is looked for"
@@ -219,12 +247,15 @@ def _is_pointer(file: Path) -> str:
 
 
 def problems(asked: dict[str, Any], *, weights: bool = True) -> Iterator[Problem]:
-    """What is wrong with the `model` and the `files`, paths by their keys, and with what is `wanted` of the model;
-    without its weights, if only its tokenizer is needed."""
+    """What is wrong with the `model`, the `files` and the `drafter`, paths by their keys, and with what is `wanted` of
+    the model; without its weights, if only its tokenizer is needed."""
     for path in asked["model"].values():
         yield from model_problems(Path(path), asked["wanted"], weights=weights)
     for key, path in asked["files"].items():
         if problem := source_files.problem(Path(path), asked["wanted"].get("data_kind", "text")):
+            yield key, problem
+    for key, path in asked.get("drafter", {}).items():
+        if problem := drafter_problem(Path(path)):
             yield key, problem
 
 

@@ -145,20 +145,23 @@ class FlatWeights:
 class Ema:
     """The mean of the weights after each step so far, a step's share `decay` times that of the one after it.
 
-    Corrected for its beginning: after step 1 it is that step's weights, whatever was there before. In float32, laid out
-    like the weights.
+    Corrected for its beginning: after step 1 it is that step's weights, whatever was there before; unless it `begins`
+    with those, which were worth something. In float32, laid out like the weights.
     """
 
     def __init__(self, flat: FlatWeights, decay: float) -> None:
         self.flat = flat
         self.weights = flat.weights.clone()
         self._log_decay = math.log(decay)
+        self.begins = False
 
     def update(self, *, taken: Tensor, broken: Tensor) -> None:
         """Take in the weights after the step that made `taken` steps; where `broken` is 1 there was none, and nothing
         changes. Both are on the device, and nothing here waits for them."""
-        # (1 - decay) / (1 - decay ** taken), by which the shares of all steps so far add up to 1.
-        share = torch.expm1(torch.full_like(taken, self._log_decay)) / torch.expm1(taken * self._log_decay)
+        # (1 - decay) / (1 - decay ** taken), by which the shares of all steps so far add up to 1; or, with what was
+        # there before the first, 1 - decay.
+        share = torch.expm1(torch.full_like(taken, self._log_decay))
+        share = -share if self.begins else share / torch.expm1(taken * self._log_decay)
         self.weights.lerp_(self.flat.weights, torch.where(broken > 0, 0.0, share))
 
 

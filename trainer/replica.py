@@ -284,10 +284,21 @@ class Replica:
             for name, tensor in self.drafter.apart(self.flat.named(flat)).items()
         }
 
+    def begin_with(self, weights: dict[str, Tensor]) -> None:
+        """Take these, which a drafter has learnt before, instead of fresh ones. A moving average begins with them."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
+        self.flat.spread()
+        if self.ema is not None:
+            self.ema.weights.copy_(self.flat.weights)
+            self.ema.begins = True
+
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor], *,
-                steps_done: int, refused: int) -> None:  # fmt: skip
+                steps_done: int, refused: int, begun_with_weights: bool = False) -> None:  # fmt: skip
         """Take over what a checkpoint holds; names or shapes that do not fit are a `RuntimeError` or `KeyError`.
-        Without `averages` a moving average goes on from the weights."""
+        Without `averages` a moving average goes on from the weights. `begun_with_weights`: see `begin_with`."""
+        if self.ema is not None:
+            self.ema.begins = begun_with_weights
         found = {**weights, **moments}
         for name, tensor in {**self.weights(), **self.moments()}.items():
             tensor.copy_(found[name].view_as(tensor))

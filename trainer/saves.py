@@ -31,7 +31,7 @@ from trainer.report.reporter import Reporter
 CHANGES_NOTHING = {
     "output_dir", "resume", "keep_checkpoints", "log_every", "evaluate_every", "evaluation", "replica_check_every",
     "on_worker_death", "on_nonfinite", "max_skipped", "watchdog", "tracking", "peak_tflops", "queue_depth",
-    "cuda_graphs", "compile_cache", "target.path", "data", "requirements", "patterns",
+    "cuda_graphs", "compile_cache", "target.path", "drafter.start_from", "data", "requirements", "patterns",
 }  # fmt: skip
 """Keys, or sections, that a resume may change without a word: no bit of what is trained depends on them."""
 
@@ -77,6 +77,8 @@ class Saves:
         self.root = reporter.identity.directory / "checkpoints"
         self.run: str | None = checkpoint.run_of_root(self.root)
         """Tells this run's checkpoints from those of another that have got into the same place."""
+        self.start: dict[str, Any] | None = None
+        """What its first weights were taken from: see `starting.Start.record`."""
         self.off = False
         """What is measured is not kept."""
         self.last = "none"
@@ -113,7 +115,7 @@ class Saves:
             )
         if changes := list(self._changes(found.state)):
             self.reporter.say(f"resume with changes since step-{found.step}: {', '.join(changes)}")
-        self.run = self.run or found.state.get("run")
+        self.run, self.start = self.run or found.state.get("run"), found.state.get("start")
         self.last = str(self.root / f"step-{found.step}")
         return found
 
@@ -162,7 +164,7 @@ class Saves:
         state = {
             "run": self.run, "cursor": dataclasses.asdict(cursor), "skipped": skipped, "tokens": tokens,
             "must_keep": self.must_keep, "config": json.loads(self.config.model_dump_json()),
-            "torch": torch.__version__,
+            "start": self.start, "torch": torch.__version__,
         }  # fmt: skip
         try:
             path = checkpoint.save(self.root, Checkpoint(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer import compile_plan, kept, regroup
+from trainer import compile_plan, kept, regroup, starting
 from trainer.checkpoint import Checkpoint
 from trainer.clock import Timer
 from trainer.config import Config, expand_path
@@ -40,6 +40,7 @@ from trainer.report.tally import Tally
 from trainer.saves import Rhythm, Saves, what_must_stay
 from trainer.schedule import learning_rate
 from trainer.setup import make_replicas, on_this_machine, report_data
+from trainer.starting import Start
 from trainer.steps import Share, Step
 from trainer.stopping import StopRequest
 from trainer.warmup import Warmup, settle
@@ -94,6 +95,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     training = Training(config, reporter, stop, targets, rows, shape)
     if found := training.saves.find(must_resume=must_resume):
         training.restore(found)
+    elif start := starting.find(config, targets[0], shape, say=reporter.say):
+        training.begin_with(start)
     size_bytes = sum(buffer.nbytes for buffer in training.members[0].state())
     training.saves.check_room(size_bytes, steps_done=training.steps_done)
 
@@ -370,13 +373,22 @@ class Training:
 
     # --- around the run ---
 
+    def begin_with(self, start: Start) -> None:
+        """Train a drafter on that is there already; everything but its weights is as at the beginning of any run."""
+        for member in self.members.values():
+            member.begin_with(start.weights)
+        self.saves.start = start.record()
+        self.reporter.say(f"starts from {start.path} ({start.what}); the optimizer begins anew")
+        self.reporter.event("start", **self.saves.start)
+
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
         self.refusals.go_on(found.state.get("skipped", 0))
         for member in self.members.values():
             member.restore(
-                found.weights, found.optimizer, found.averages, steps_done=found.step, refused=self.refusals.count
-            )
+                found.weights, found.optimizer, found.averages, steps_done=found.step, refused=self.refusals.count,
+                begun_with_weights=self.saves.start is not None,
+            )  # fmt: skip
         self.steps_done = found.step
         self.cursor, self.tally.tokens = Cursor(**found.state["cursor"]), found.state.get("tokens", 0)
         self.reporter.say(f"resume from step-{found.step} epoch={self.cursor.epoch} row={self.cursor.position}")

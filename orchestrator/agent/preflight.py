@@ -22,6 +22,7 @@ from orchestrator.agent.main import Call, Refusal
 from orchestrator.model import RunSpec, from_json
 
 ASK = "import sys; sys.path.insert(0, sys.argv[1]); from trainer.inputs import main; main()"
+KINDS = ("model", "files", "drafter")
 VARIABLE = re.compile(r"\$\{?(\w+)")
 
 
@@ -31,7 +32,7 @@ class Input:
 
     key: str
     kind: str
-    """model or files"""
+    """model, files or drafter"""
     text: str
     path: str
     private: bool
@@ -59,11 +60,11 @@ def problems(call: Call) -> list[dict[str, Any]]:
     inputs = [
         Input(key=key, kind=kind, text=text, path=os.path.join(bundle, "project", expanded(text)),
               private=bool(secrets & set(VARIABLE.findall(text))))
-        for kind in ("model", "files") for key, text in asked.get(kind, {}).items()
+        for kind in KINDS for key, text in asked.get(kind, {}).items()
     ]  # fmt: skip
     found = {item.key: f"{item} {why}" for item in inputs if (why := unset(item) or look(item))}
     if "wanted" in asked:
-        there: dict[str, dict[str, str]] = {"model": {}, "files": {}}
+        there: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
         for item in inputs:
             if item.key not in found:
                 there[item.kind][item.key] = item.path

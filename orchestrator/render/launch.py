@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -193,7 +193,7 @@ def show_plan(console: Console, plan: Plan) -> None:
         ("bundle", f"{bundle.hash} ({count(len(bundle.files), 'file')}; sent if it is not there)"),
         ("python", at_home(environment, plan.target)),
         ("env", " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items()) or "-"),
-        ("reads", ", ".join(_reads(plan.inputs)) or "-"),
+        ("reads", ", ".join(f"{key}={path}" for key, path in plan.reads.items()) or "-"),
         ("secrets", f"{', '.join(spec.secrets)} (from your environment; never shown)" if spec.secrets else "-"),
         ("gpus", _gpus(plan)),
         ("until", plan.until),
@@ -212,8 +212,3 @@ def _gpus(plan: Plan) -> str:
     if wish.count is not None and wish.count != len(wish.among):
         which = f"{wish.count} of {names or 'those that it would see'}"
     return f"claims {which}" + ("; waits in line for them" if wish.queue else "")
-
-
-def _reads(inputs: dict[str, Any]) -> list[str]:
-    """What is looked for on the target before anything is prepared there."""
-    return [f"{key}={path}" for kind in ("model", "files") for key, path in inputs.get(kind, {}).items()]

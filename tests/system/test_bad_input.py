@@ -306,6 +306,7 @@ def test_a_trainers_model_and_files_are_looked_at_where_they_are(specctl: Specct
     (model / "tokenizer.json").write_text("{}")
     text = DEMO.replace("~/.cache/specctl/models/SmolLM2-135M-Instruct", str(model) + "\n  layer_ids: [1, 9]")
     text = text.replace("kind: python-docs", "kind: text\n  paths: [/no/corpus.txt]").replace("id: 3 ", "id: 300 ")
+    text = text.replace("drafter:\n  layers", f"drafter:\n  start_from: {specctl.home}\n  layers")
     (specctl.project / "c.yaml").write_text(text + "requirements: [a-package-that-nobody-has]\n")
     done = specctl.launch("--config", "c.yaml")
     message = done.json["error"]["message"]
@@ -314,6 +315,7 @@ def test_a_trainers_model_and_files_are_looked_at_where_they_are(specctl: Specct
     assert f"drafter.mask_token_id: 300 is no token of {model}, which has 300: 0 to 299" in message
     assert "target.layer_ids: must rise, from 0 to 5 at most; is [1, 9]" in message
     assert "data.paths[0]: /no/corpus.txt is not there" in message
+    assert f"drafter.start_from: no drafter in {specctl.home} (config.json is missing; {model} has one)" in message
 
 
 # --- bytes and secrets ----------------------------------------------------------------------------------------------

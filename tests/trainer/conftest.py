@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.trainer import taught
-from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
+from tests.trainer.support import REPOSITORY, TrainerProcess, small_run, train_here
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -95,47 +95,13 @@ def replay(made: Any) -> Any:
 @pytest.fixture
 def settings(tiny_target: Path, tmp_path: Path) -> dict[str, Any]:
     """A configuration as plain data, to be changed by the test: 2 drafters, 6 steps."""
-    return {
-        "seed": 11,
-        "steps": 6,
-        "batch_size": 4,
-        "output_dir": str(tmp_path / "out"),
-        "checkpoint_every": 100,
-        "replica_check_every": 1,
-        "devices": {"target": ["cpu"], "drafter": ["cpu", "cpu"]},
-        "target": {"path": str(tiny_target), "dtype": "float32", "captured_layers": 3},
-        "data": {"kind": "text", "paths": [subprocess.__file__], "sequence_length": 48},
-        "drafter": {"layers": 2, "block_size": 4, "anchors": 8, "mask_token_id": 3},
-        "optimizer": {"lr": 3e-3},
-    }
+    return small_run(tiny_target, tmp_path / "out")
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Callable[..., Any]:
+def train() -> Callable[..., Any]:
     """Train in this process, into the configuration's output directory; returns what `Training` held at the end."""
-    from trainer import train as module
-    from trainer.config import load_config
-    from trainer.report.records import RunIdentity
-    from trainer.report.reporter import Reporter
-    from trainer.stopping import StopRequest
-
-    def run(settings: dict[str, Any], *, expect: int = 0, before: Callable[[Any], None] | None = None, **options: Any
-            ) -> Any:  # fmt: skip
-        config = load_config(str(write_config(settings, tmp_path / "config.yaml")))
-        reporter = Reporter(RunIdentity(directory=Path(config.output_dir), run_id="test"))
-        reporter.open()
-        try:
-            training = module.prepare(config, reporter, StopRequest(), **options)
-            if before:
-                before(training)
-            ending = training.run()
-        finally:
-            reporter.ended(code=expect, stopped=False)
-        assert ending.code == expect
-        assert not ending.stuck
-        return training
-
-    return run
+    return train_here
 
 
 @pytest.fixture

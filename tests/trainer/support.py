@@ -20,6 +20,47 @@ def write_config(settings: dict[str, Any], path: Path) -> Path:
     return path
 
 
+def small_run(target: Path, output_dir: Path) -> dict[str, Any]:
+    """A configuration as plain data for the tiny target: 2 drafters, 6 steps."""
+    return {
+        "seed": 11,
+        "steps": 6,
+        "batch_size": 4,
+        "output_dir": str(output_dir),
+        "checkpoint_every": 100,
+        "replica_check_every": 1,
+        "devices": {"target": ["cpu"], "drafter": ["cpu", "cpu"]},
+        "target": {"path": str(target), "dtype": "float32", "captured_layers": 3},
+        "data": {"kind": "text", "paths": [subprocess.__file__], "sequence_length": 48},
+        "drafter": {"layers": 2, "block_size": 4, "anchors": 8, "mask_token_id": 3},
+        "optimizer": {"lr": 3e-3},
+    }
+
+
+def train_here(settings: dict[str, Any], *, expect: int = 0, before: Callable[[Any], None] | None = None, **options: Any
+               ) -> Any:  # fmt: skip
+    """Train in this process, into the configuration's output directory; returns what `Training` held at the end."""
+    from trainer import train as module
+    from trainer.config import Config
+    from trainer.report.records import RunIdentity
+    from trainer.report.reporter import Reporter
+    from trainer.stopping import StopRequest
+
+    config = Config.model_validate(settings)
+    reporter = Reporter(RunIdentity(directory=Path(config.output_dir), run_id="test"))
+    reporter.open()
+    try:
+        training = module.prepare(config, reporter, StopRequest(), **options)
+        if before:
+            before(training)
+        ending = training.run()
+    finally:
+        reporter.ended(code=expect, stopped=False)
+    assert ending.code == expect
+    assert not ending.stuck
+    return training
+
+
 def documents(directory: Path) -> list[str]:
     """Ten files of 10, of 20 or of 40 tokens each."""
     paths = [directory / f"document-{number}.txt" for number in range(10)]

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
+from trainer import inputs
 from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
 from typedyaml import Model
 from typedyaml.jsonschema import json_schema
@@ -218,13 +219,14 @@ def test_no_path_of_the_configuration_is_forgotten(settings: dict[str, Any]) -> 
         for name, field in model.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, Model):
                 found |= paths(field.annotation, f"{prefix}{name}.")
-            elif {"path", "paths", "dir", "file", "files"} & set(name.split("_")):
+            elif {"path", "paths", "dir", "file", "files", "from"} & set(name.split("_")):
                 found.add(prefix + name)
         return found
 
     settings["evaluation"] = {"paths": settings["data"]["paths"]}
+    settings["drafter"]["start_from"] = "run"
     there = Config.model_validate(settings).what_must_be_there()
-    checked = {key.partition("[")[0] for kind in ("model", "files") for key in there[kind]}
+    checked = {key.partition("[")[0] for kind in inputs.KINDS for key in there[kind]}
     assert paths(Config) == checked | {"output_dir"}, "output_dir is made, all others are read"
 
 

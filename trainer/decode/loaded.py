@@ -48,10 +48,9 @@ def load(path: Path, *, target: str | None, device: torch.device, dtype: DtypeNa
     loaded = _target(found.target_path, device, arithmetic, found.layer_ids)
     drafter = Drafter(found.shape)
     drafter.load_state_dict(found.weights)
-    which = "moving average" if found.origin.weights == "ema" else "last weights"
     return _loaded(
         loaded, drafter, arithmetic, block_size=found.block_size, mask_token_id=found.mask_token_id,
-        source=f"{found.path} (step {found.origin.step}, {which})",
+        source=f"{found.path} ({found.origin})",
     )  # fmt: skip
 
 

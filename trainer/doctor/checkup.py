@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainer import compile_plan, kept
+from trainer import compile_plan, kept, starting
 from trainer.config import Config, ConfigError
 from trainer.data.rows import Rows, check_bad, load_rows
 from trainer.model.drafter import DrafterShape
@@ -159,11 +159,17 @@ def make_the_drafters(patient: Patient) -> Finding:
     config = patient.config
     rows = patient.rows
     patient.members = make_replicas(config, patient.targets, patient.shape)
+    start = starting.find(config, patient.target, patient.shape, say=patient.reporter.say)
+    if start is not None:
+        for member in patient.members.values():
+            member.begin_with(start.weights)
     patient.warmup = Warmup(config, patient.reporter, rows, dict(enumerate(patient.targets)), patient.members)
     compiled_before = compile_plan.watch.compiles
     patient.warmup.compile()
     weights = sum(parameter.numel() for parameter in patient.member.drafter.parameters())
     said = f"{len(patient.members)} of {weights / 1e6:.1f} M weights on {', '.join(config.devices.drafter)}"
+    if start is not None:
+        said += f", those of {start.path} ({start.what})"
     if units := len(patient.warmup.units):
         said += f"; {units} shapes compiled, forward and backward"
     return ok(said, weights=weights, compiles=compile_plan.watch.compiles - compiled_before)

@@ -74,6 +74,9 @@ class Origin(_Part):
     step: int
     weights: Literal["last", "ema"]
 
+    def __str__(self) -> str:
+        return f"step {self.step}, {'moving average' if self.weights == 'ema' else 'last weights'}"
+
 
 class TargetFacts(_Part):
     """What it was trained for; a server has to run the same."""

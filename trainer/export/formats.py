@@ -12,6 +12,7 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.export.contract import Format, Layout, Rope
 from trainer.export.source import Source
+from trainer.inputs import choose_layers
 from trainer.model.drafter import DrafterShape
 
 SPECULATORS_VERSION = "0.9.0"
@@ -120,31 +121,62 @@ def _transformer(source: Source, layout: Layout, dtype: str) -> dict[str, Any]:
 def shape_in(config: dict[str, Any], layout: Layout) -> DrafterShape:
     """Sizes that such a config.json gives. Raises `KeyError` or `TypeError` where it gives none."""
     draft = config.get("transformer_layer_config", config)
+    rope_theta = said_in(config)["rope"]["theta"]
     return DrafterShape(
         hidden=draft["hidden_size"], captured=len(layout.layer_ids), layers=draft["num_hidden_layers"],
         heads=draft["num_attention_heads"], kv_heads=draft["num_key_value_heads"], head_dim=draft["head_dim"],
-        intermediate=draft["intermediate_size"], rms_norm_eps=draft["rms_norm_eps"], rope_theta=draft["rope_theta"],
+        intermediate=draft["intermediate_size"], rms_norm_eps=draft["rms_norm_eps"], rope_theta=float(rope_theta),
     )  # fmt: skip
 
 
 def said_in(config: dict[str, Any]) -> dict[str, Any]:
     """What such a config.json says of the layout, by the layout's names; `config_layer_ids` as it counts them."""
     draft = config.get("transformer_layer_config", config)
-    dflash = config.get("dflash_config", config)
-    rope = draft.get("rope_parameters", {})
-    sliding = [n for n, kind in enumerate(draft.get("layer_types", [])) if kind == "sliding_attention"]
+    dflash = {**config, **config.get("dflash_config", {})}
+    rope = draft.get("rope_parameters") or {}
+    sliding = [n for n, kind in enumerate(draft.get("layer_types") or []) if kind == "sliding_attention"]
     return {
         "block_size": dflash.get("block_size"),
         "mask_token_id": dflash.get("mask_token_id"),
         "config_layer_ids": dflash.get("target_layer_ids", config.get("aux_hidden_state_layer_ids")),
-        "causal": draft.get("is_causal", False),
+        "causal": dflash.get("causal", draft.get("is_causal", False)),
         "rope": {
-            "theta": draft.get("rope_theta"),
+            "theta": draft.get("rope_theta", rope.get("rope_theta")),
             "dims": round(draft.get("head_dim", 0) * rope.get("partial_rotary_factor", 1.0)),
             "style": "halves" if draft.get("is_neox_style", True) else "interleaved",
         },
         "window": {"tokens": draft.get("sliding_window"), "layers": sliding} if sliding else None,
     }
+
+
+def layout_in(config: dict[str, Any]) -> Layout:
+    """What a config.json in z-lab's form says, and what that form takes for granted. Raises `KeyError` for what it
+    lacks, `ValueError` for values that are none."""
+    said = said_in(config)
+    ids = said["config_layer_ids"]
+    if ids is None:  # those that this form chooses by itself
+        ids = choose_layers(None, config["num_hidden_layers"], count=config["num_target_layers"])
+    values = {**said, "layer_ids": ids, **{f"rope.{key}": value for key, value in said["rope"].items()}}
+    for name in ("block_size", "mask_token_id", "rope.theta"):
+        if values[name] is None:
+            raise KeyError(name)
+    return Layout(
+        block_size=said["block_size"], mask_token_id=said["mask_token_id"], layer_ids=ids, layer_id_base=0,
+        causal=said["causal"], rope=Rope(**said["rope"]),
+    )  # fmt: skip
+
+
+def not_here(config: dict[str, Any]) -> str | None:
+    """What such a config.json has that is in no layout, and that this trainer's drafter has not."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return f"its rotary embedding is scaled ({kind})"
+    if window := said_in(config)["window"]:
+        return f"its layers {window['layers']} look back {window['tokens']} tokens only"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"its MLP has {config['hidden_act']}, not silu"
+    return None
 
 
 def meant_by(layout: Layout) -> dict[str, Any]:

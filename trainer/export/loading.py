@@ -1,49 +1,134 @@
-"""An export back as this trainer's own drafter, once everything that can be checked beforehand has been."""
+"""A drafter's directory as servers load it, read back once everything that can be checked beforehand has been.
+
+One with a contract is an export of this trainer (`load`), and is held to it. Others, of z-lab's form, say what they are
+in config.json alone (`read`); what that leaves open is what every server takes for granted of this form.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from trainer.checkpoint import describe
 from trainer.config import ConfigError
 from trainer.export import contract, formats
-from trainer.export.contract import Contract, FileFacts, Layout
+from trainer.export.contract import Contract, FileFacts, Layout, TargetFacts
 from trainer.export.package import CONFIG, WEIGHTS
 from trainer.export.source import DTYPES
+from trainer.inputs import weights_problem
 from trainer.kept import changed
-from trainer.model.drafter import Drafter
+from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.target import Target
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A drafter as servers load it, and how it is to be used."""
+
+    path: Path
+    config: dict[str, Any]
+    layout: Layout
+    shape: DrafterShape
+    contract: Contract | None
+    """None: not an export of this trainer."""
+
+    def files(self) -> list[Path]:
+        """Of weights: one, or the shards that an index lists."""
+        index = self.path / f"{WEIGHTS}.index.json"
+        if (self.path / WEIGHTS).exists():
+            return [self.path / WEIGHTS]
+        return [self.path / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """On the CPU, in the type that they are kept in, by the names that servers load. Raises `ConfigError` unless
+        they are exactly a drafter's of this shape."""
+        try:
+            found = {name: tensor for file in self.files() for name, tensor in load_file(file).items()}
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{self.path}: weights cannot be read: {' '.join(str(error).split())}") from None
+        with torch.device("meta"):
+            expected = Drafter(self.shape).state_dict()
+        both = [(name, found[name], expected[name]) for name in found.keys() & expected.keys()]
+        for what, names in (
+            ("lacks", expected.keys() - found.keys()),
+            ("holds what this trainer's drafter does not have:", found.keys() - expected.keys()),
+            ("has in another shape than its config.json says:", {n for n, is_, to in both if is_.shape != to.shape}),
+            ("has neither in 16 nor in 32 bits:", {n for n, is_, _ in both if is_.dtype not in FLOATS}),
+        ):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                raise ConfigError(f"{self.path}: {WEIGHTS} {what} {', '.join(sorted(names)[:3])}{more}")
+        return found
 
 
 def load(directory: Path, target: Target, *, say: Callable[[str], None]) -> tuple[Drafter, Contract]:
     """See `trainer.export.load`."""
     found = contract.read(directory)
-    _see_that_files_are_whole(directory, found)
-    config = json.loads((directory / CONFIG).read_bytes())
-    if contradictions := contract.differences(formats.said_in(config), formats.meant_by(found.layout)):
-        raise ConfigError(f"{directory}: {CONFIG} and {contract.NAME} contradict each other: {contradictions[0]}")
-    try:
-        shape = formats.shape_in(config, found.layout)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{directory}: {CONFIG} lacks {error}") from None
-    if others := contract.differences(found.layout, own_layout(found.layout, shape.head_dim)):
-        raise ConfigError(f"{directory}: another layout than this trainer's drafter has: {others[0]}")
-    _see_that_it_is_the_target(directory, found, target)
-    drafter = Drafter(shape).to(DTYPES[found.dtype])
-    try:
-        drafter.load_state_dict(load_file(directory / WEIGHTS))
-    except RuntimeError as error:
-        raise ConfigError(f"{directory}: {WEIGHTS} has other tensors: {' '.join(str(error).split())}") from None
+    published = _of_export(directory, found)
+    see_that_it_is_the_target(directory, found.target, target)
+    if target.layer_ids != found.layout.layer_ids:
+        raise ConfigError(
+            f"{directory}: reads target layers {found.layout.layer_ids}, and {target.layer_ids} are captured; load the"
+            " target with target.layer_ids as the export has them"
+        )
+    drafter = Drafter(published.shape).to(DTYPES[found.dtype])
+    drafter.load_state_dict(published.tensors())
     if found.torch != torch.__version__:
         say(f"{directory}: exported by torch {found.torch}, and this is {torch.__version__}")
     if found.gate is None:
         say(f"{directory}: was exported with --no-gate: nobody has seen that it decodes as it was trained")
     return drafter.requires_grad_(False).eval().to(target.device), found
+
+
+def read(directory: Path) -> Published:
+    """An export, held to its contract, or a drafter in z-lab's form. Raises `ConfigError`, in one line, for what cannot
+    be read, or lays its blocks out in another way than this trainer's drafter does."""
+    if (directory / contract.NAME).exists():
+        return _of_export(directory, contract.read(directory))
+    if said := weights_problem(directory, (WEIGHTS,)):
+        raise ConfigError(said)
+    config = _config(directory)
+    if config.get("architectures") != ["DFlashDraftModel"] or "speculators_model_type" in config:
+        raise ConfigError(
+            f"{directory}: {CONFIG} is of {config.get('architectures')}, and has no {contract.NAME}; only a drafter in"
+            " z-lab's form (DFlashDraftModel), or an export by python -m trainer export, can be read"
+        )
+    try:
+        layout = formats.layout_in(config)
+        shape = formats.shape_in(config, layout)
+        other = formats.not_here(config)
+    except KeyError as error:
+        raise ConfigError(f"{directory}: {CONFIG} lacks {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{directory}: {CONFIG} has a value of another kind: {said}") from None
+    if other := other or next(iter(contract.differences(layout, own_layout(layout, shape.head_dim))), None):
+        raise ConfigError(f"{directory}: another drafter than this trainer has: {other}")
+    return Published(path=directory, config=config, layout=layout, shape=shape, contract=None)
+
+
+def see_that_it_is_the_target(directory: Path, was: TargetFacts, target: Target) -> None:
+    """Raises `ConfigError` for another one than the drafter in `directory` was trained for."""
+    if said := contract.differences(sizes_of(target), was.model_dump(include=set(sizes_of(target)))):
+        raise ConfigError(f"{directory}: was trained for another target: {said[0]}")
+    if others := sorted(changed(was.files, target.files)):
+        raise ConfigError(f"{directory}: was trained for another target: its {', '.join(others)} are not this one's")
+
+
+def sizes_of(target: Target) -> dict[str, int]:
+    """By the names that a contract has for them."""
+    text = target.model.config.get_text_config()
+    return {"layers": text.num_hidden_layers, "hidden": text.hidden_size, "vocabulary": text.vocab_size}
 
 
 def own_layout(layout: Layout, head_dim: int) -> Layout:
@@ -53,6 +138,32 @@ def own_layout(layout: Layout, head_dim: int) -> Layout:
         layer_id_base=layout.layer_id_base,
         rope=contract.Rope(theta=layout.rope.theta, dims=head_dim, style="halves"),
     )  # fmt: skip
+
+
+def _of_export(directory: Path, found: Contract) -> Published:
+    _see_that_files_are_whole(directory, found)
+    config = _config(directory)
+    if contradictions := contract.differences(formats.said_in(config), formats.meant_by(found.layout)):
+        raise ConfigError(f"{directory}: {CONFIG} and {contract.NAME} contradict each other: {contradictions[0]}")
+    try:
+        shape = formats.shape_in(config, found.layout)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{directory}: {CONFIG} lacks {error}") from None
+    if others := contract.differences(found.layout, own_layout(found.layout, shape.head_dim)):
+        raise ConfigError(f"{directory}: another layout than this trainer's drafter has: {others[0]}")
+    return Published(path=directory, config=config, layout=found.layout, shape=shape, contract=found)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((directory / CONFIG).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{directory / CONFIG}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{directory / CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{directory / CONFIG} holds no object")
+    return config
 
 
 def _see_that_files_are_whole(directory: Path, found: Contract) -> None:
@@ -68,18 +179,3 @@ def _see_that_files_are_whole(directory: Path, found: Contract) -> None:
             raise ConfigError(f"{directory / name}: has {here.bytes:,} bytes of {expected.bytes:,}; bring it again")
         if here != expected:
             raise ConfigError(f"{directory / name}: has changed since it was exported (sha256 differs); bring it again")
-
-
-def _see_that_it_is_the_target(directory: Path, found: Contract, target: Target) -> None:
-    text = target.model.config.get_text_config()
-    here = {"layers": text.num_hidden_layers, "hidden": text.hidden_size, "vocabulary": text.vocab_size}
-    was = found.target.model_dump(include=set(here))
-    if said := contract.differences(here, was):
-        raise ConfigError(f"{directory}: was trained for another target: {said[0]}")
-    if others := sorted(changed(found.target.files, target.files)):
-        raise ConfigError(f"{directory}: was trained for another target: its {', '.join(others)} are not this one's")
-    if target.layer_ids != found.layout.layer_ids:
-        raise ConfigError(
-            f"{directory}: reads target layers {found.layout.layer_ids}, and {target.layer_ids} are captured; load the"
-            " target with target.layer_ids as the export has them"
-        )

@@ -19,6 +19,7 @@ from trainer import checkpoint
 from trainer.checkpoint import CheckpointDamaged
 from trainer.config import ConfigError, expand_path
 from trainer.export.contract import Origin, TargetFacts
+from trainer.inputs import is_checkpoint
 from trainer.kept import changed
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import drafter_dtype, file_digests
@@ -77,7 +78,7 @@ def find(path: Path, *, which: Literal["auto", "last", "ema"], target: Path | No
 
 
 def _checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, checkpoint.Checkpoint]:
-    if (path / checkpoint.MARKER).exists() or path.name.startswith("step-"):
+    if is_checkpoint(path):
         try:
             return path, checkpoint.load(path.resolve())
         except CheckpointDamaged as error:

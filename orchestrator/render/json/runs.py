@@ -27,7 +27,7 @@ def of_plan(plan: Plan) -> runs.Plan:
         "files": sorted(plan.bundle.files), "git_commit": spec.git_commit, "dirty": bool(spec.git_diff),
         "python": plan.python, "requirements": plan.requirements,
         "wheelhouse": [wheel.name for wheel in plan.wheelhouse.wheels] if plan.wheelhouse else None,
-        "env": spec.env, "reads": {**plan.inputs.get("model", {}), **plan.inputs.get("files", {})},
+        "env": spec.env, "reads": plan.reads,
         "secrets": spec.secrets, "until": plan.until, "wish": None if spec.wish is None else to_json(spec.wish),
     }  # fmt: skip
 
