@@ -294,9 +294,9 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     flop = TargetCost.of(model).flop(torch.arange(length)[None])
     line: dict[str, Any] = {"target": name, "length": length}
     compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
-    for graphs in (False, True) if device.type == "cuda" else (False,):
-        if graphs:
-            target.record([(ids_BS,)])
+    for way in ("", "_graphs", "_compiled") if device.type == "cuda" else ("",):
+        if way:
+            target.record([(ids_BS,)], compiled=way == "_compiled")
         times = []
         with target.stream():
             for _ in range(WARM + steps):
@@ -306,7 +306,7 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
                 settle(device)
                 times.append(milliseconds(begun, ended))
         ms = statistics.median(times[WARM:])
-        line |= {f"forward_ms{'_graphs' if graphs else ''}": round(ms, 2), "tflop_s": flop / ms / 1e9}
+        line |= {f"forward_ms{way}": round(ms, 2), f"tflop_s{way}": flop / ms / 1e9}
     return line
 
 

@@ -90,6 +90,10 @@ class TargetConfig(Model):
     """auto: bfloat16 where the device computes in it, else float32."""
     layer_ids: Annotated[list[Index], Field(min_length=1)] | None = None
     """Layers whose outputs are captured (0-based); left out, `captured_layers` of them evenly spread."""
+    compile: Literal["auto", "off"] = "auto"
+    """auto: where its forward is recorded as a CUDA graph, its layers are compiled for that, which leaves out most of
+    what is no matrix product; features then differ by rounding from those of other ways to run it. off: they are
+    recorded as transformers runs them."""
     captured_layers: Count = 5
     """How many, where `layer_ids` does not say which: from the second layer to the third from the end."""
 
@@ -444,7 +448,7 @@ class Config(Model):
     def what_a_resume_must_keep(self) -> dict[str, Any]:
         """What decides which blocks and weights a step works on. Rows and target are known by their content instead of
         by their paths."""
-        free = {"path", "dtype", "chunk_rows", "kernel", "start_from"}
+        free = {"path", "dtype", "chunk_rows", "kernel", "start_from", "compile"}
         free |= {"paths", "text_field", "duplicates", "max_bad_fraction", "cache"}
         kept = {key: getattr(self, key).model_dump(exclude=free) for key in ("target", "data", "drafter", "loss")}
         # What changes nothing is not there, as in what was written before there was any of it.

@@ -55,7 +55,10 @@ class Warmup:
         """Everything, and forbid it afterwards. Raises `ConfigError` where this torch cannot be kept from it."""
         if self.units:
             compile_plan.check_torch()
-        if any(torch.device(unit.device).type == "cuda" for unit in self.units):
+        compiles_target = self.config.target.compile != "off" and self.config.cuda_graphs != "off"
+        on = [torch.device(unit.device) for unit in self.units]
+        on += [target.device for target in self.targets.values() if compiles_target]
+        if any(device.type == "cuda" for device in on):
             keep_compiled_code(self.config, self.reporter, os.environ)
         compile_plan.warm_up(self.units, self._compile, say=self.reporter.say)
 
@@ -77,7 +80,8 @@ class Warmup:
                 compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
                 # Of all buckets: also where drafters are on the CPU, for whom there are no units.
                 batches = [self._rows(length)[0] for length in self.config.data.lengths]
-                self._record(f"target-{number}", functools.partial(target.record, batches))
+                name = f"target-{number}"
+                self._record(name, functools.partial(self._record_target, name, target, batches))
         for rank, member in self.members.items():
             if member.device.type == "cuda":
                 settle(self.config, member)
@@ -88,6 +92,16 @@ class Warmup:
 
     def _record(self, name: str, record: Callable[[], None]) -> None:
         record_or_say(name, record, reporter=self.reporter, wanted=self.config.cuda_graphs)
+
+    def _record_target(self, name: str, target: Target, batches: Sequence[Sequence[Tensor]]) -> None:
+        if self.config.target.compile != "off":
+            try:
+                with compile_plan.watch.lifted():  # no worker runs, and none will call what is compiled here
+                    return target.record(batches, compiled=True)
+            except Exception as error:  # whatever torch makes of a model that it has never seen
+                why = (str(error).strip() or repr(error)).splitlines()[0]
+                self.reporter.say(f"phase=compile_warmup graphs={name} layers are not compiled: {why}")
+        return target.record(batches)
 
     def _rows(self, length: int) -> tuple[Sequence[Tensor], Blocks]:
         """What the target is given for a micro-batch of rows of this length, and its blocks."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from trainer.config import TargetConfig
 from trainer.kernels import Kernels, kernels_for, plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
+from trainer.model.target import load_target
 
 CUDA = torch.device("cuda:0")
 SHAPE = DrafterShape(
@@ -65,3 +69,19 @@ def test_a_drafter_on_the_cpu_reads_no_feature_before_it_has_come() -> None:
     torch.cuda._sleep(500_000_000)
     slow += 1
     assert (bring(slow, torch.device("cpu")) == 1).all()
+
+
+def test_the_targets_layers_compiled_for_a_graph_make_the_same_features_up_to_rounding(tiny_target: Path) -> None:
+    target = load_target(TargetConfig(path=str(tiny_target), captured_layers=3), CUDA)
+    one = torch.randint(4, 400, (2, 96), generator=torch.Generator().manual_seed(1))
+    other = torch.randint(4, 400, (2, 96), generator=torch.Generator().manual_seed(2))
+    positions = torch.cat((torch.arange(40), torch.arange(56))).expand(2, 96)
+    with target.stream():
+        expected = [target.features(one), target.features(other, positions)]
+        target.record([(other,), (one, positions)], compiled=True)
+        found = [target.features(one), target.features(other, positions)]
+    torch.cuda.synchronize()
+    assert len(target._graphs._graphs) == 2
+    for ours, theirs in zip(found, expected, strict=True):
+        assert not torch.equal(ours, theirs), "nothing was compiled"
+        assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()

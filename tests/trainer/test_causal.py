@@ -10,7 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.integrations import sdpa_attention
 
+from trainer.config import TargetConfig
 from trainer.model.causal import without_masks
+from trainer.model.target import decoder_layers, layers_compiled, load_target
 
 SIZES: dict[str, Any] = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -62,3 +64,21 @@ def test_a_target_that_would_compute_something_else_stays_as_it_is(monkeypatch: 
     before = features(model)
     assert not without_masks(model) and model.config._attn_implementation == "sdpa"
     assert torch.equal(features(model), before)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_layers_are_one_form_for_all_of_them_and_leave_the_model_as_it_was(
+    tiny_target: Path, packed: bool
+) -> None:
+    target = load_target(TargetConfig(path=str(tiny_target), dtype="float32", captured_layers=3), torch.device("cpu"))
+    ids = torch.randint(4, 400, (2, 24), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat((torch.arange(10), torch.arange(14))).expand(2, 24) if packed else None
+    expected = target.features(ids, positions)
+    torch._dynamo.reset()
+    counts = torch._dynamo.utils.counters["stats"]
+    before = counts["unique_graphs"]
+    with layers_compiled(target.model, backend="aot_eager"):
+        assert torch.equal(target.features(ids, positions), expected)
+        assert counts["unique_graphs"] == before + 1
+    assert not any("forward" in vars(layer) for layer in decoder_layers(target.model))
+    assert torch.equal(target.features(ids, positions), expected) and counts["unique_graphs"] == before + 1

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,15 @@ class Target:
         return self._forward(inputs)
 
     @torch.no_grad()
-    def record(self, batches: Iterable[Sequence[Tensor]]) -> None:
+    def record(self, batches: Iterable[Sequence[Tensor]], *, compiled: bool = False) -> None:
         """Have what `features` does for batches shaped like these, each a sequence of what it is called with, launched
-        as a CUDA graph from now on. Raises `RuntimeError` where torch cannot; then all is as it was before. Belongs on
-        the main thread, while no worker runs."""
+        as a CUDA graph from now on, with layers that are `compiled` for it or as they are. Raises `RuntimeError` where
+        torch cannot; then all is as it was before. Belongs on the main thread, while no worker runs: what is compiled
+        is called here, and never again."""
         self._graphs.clear()
         try:
             for batch in batches:
-                with self.stream():
+                with self.stream(), layers_compiled(self.model) if compiled else contextlib.nullcontext():
                     inputs = self._inputs(*batch)
                     self._forward(inputs)  # libraries make their workspaces at the first call
                     self._graphs.record(_key(inputs), inputs, self._forward)
@@ -120,6 +122,34 @@ class Target:
             captured.outputs[layer_id] = output[0] if isinstance(output, tuple) else output
 
         return capture
+
+
+FORMS = 64
+"""Of a compiled layer, at most: one for each shape on each device."""
+
+
+@contextlib.contextmanager
+def layers_compiled(model: Any, backend: str = "inductor") -> Iterator[None]:
+    """Inside, the decoder layers of `model` are run by one compiled function, of which their weights are inputs. What
+    torch cannot compile whole is an error of the forward. One thread's at a time."""
+    layers = decoder_layers(model)
+    with torch._dynamo.config.patch(recompile_limit=FORMS, automatic_dynamic_shapes=False):
+        for layer in layers:
+            layer.forward = functools.partial(_compiled_layer(backend), layer)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward  # the class's own is behind it
+
+
+@functools.cache
+def _compiled_layer(backend: str) -> Any:
+    return torch.compile(_layer_as_it_is, dynamic=False, fullgraph=True, backend=backend)
+
+
+def _layer_as_it_is(layer: Any, *args: Any, **options: Any) -> Any:
+    return type(layer).forward(layer, *args, **options)
 
 
 def _key(inputs: Mapping[str, Tensor]) -> Hashable:

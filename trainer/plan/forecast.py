@@ -174,6 +174,13 @@ def forecast(config: Config) -> str:
         )  # fmt: skip
     else:
         lines.append("  nothing: the CPU runs everything as it is written")
+    recorded = [name for name in dict.fromkeys(devices.target) if name != "cpu" and config.cuda_graphs != "off"]
+    if recorded and config.target.compile != "off":
+        rows, lengths = config.batch_size // len(config.devices.drafter), ", ".join(map(str, config.data.lengths))
+        lines.append(
+            f"  and the target's layer, for the graph of its forward alone: {rows} rows of {lengths} tokens on"
+            f" {', '.join(recorded)}"
+        )
     lines += ["", "memory at the peak, predicted (GiB):"]
     parameters = inputs.parameter_count(path)
     rows = [
