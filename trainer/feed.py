@@ -8,6 +8,7 @@ out in the same order with one target thread or several, and everything between 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Work:
     weight_sum: float
     amount: Amount
     cursor: Cursor
+    whole: Sequence[tuple[list[int], Amount]]
+    """See `MicroBatch`."""
 
 
 def step_blocks(config: Config, ids_BS: Tensor, loss_mask_BS: Tensor, starts_BS: Tensor, *, step: int) -> Blocks:
@@ -64,11 +67,13 @@ def target_inputs(config: Config, ids_BS: Tensor, blocks: Blocks) -> Sequence[Te
 
 class Feed:
     """What lies between the data and the drafters from step `first` on. `owners[i]` is the replica that share i is for,
-    `targets` the target of each target thread by its number."""
+    `targets` the target of each target thread by its number. Of `processes` that work on a run, each with as many
+    owners, this one is number `rank`, and its shares come after those of the ones before."""
 
     def __init__(self, config: Config, rows: Rows, targets: Mapping[int, Target], owners: Sequence[Replica], *,
-                 first: int, cursor: Cursor) -> None:  # fmt: skip
+                 first: int, cursor: Cursor, rank: int = 0, processes: int = 1) -> None:  # fmt: skip
         self.config, self.rows, self.targets, self.owners = config, rows, targets, owners
+        self._count, self._offset = len(owners) * processes, len(owners) * rank
         self.first, self._cursor = first, cursor
         self._timer = owners[0].timer
         self._pinned = any(replica.device.type == "cuda" for replica in owners)
@@ -116,10 +121,11 @@ class Feed:
         with self._timer.measure("target forward", target.device, work.step):
             features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
         made = Span(begin=begin, end=mark(target.device))
-        return self.owners[work.share].accept(
+        batch = self.owners[work.share].accept(
             step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
             weight_sum=work.weight_sum, amount=work.amount, cursor=work.cursor, made=made, made_by=number,
         )  # fmt: skip
+        return dataclasses.replace(batch, whole=work.whole)
 
     def get(self, share: int) -> MicroBatch:
         return self._shares[share].get()
@@ -145,15 +151,19 @@ class Feed:
         ids_BS, loss_mask_BS, starts_BS = self.rows.cut(indices, self.rows.padded_to(indices))
         blocks = step_blocks(self.config, ids_BS, loss_mask_BS, starts_BS, step=step)
         weight_sum = blocks.weights_BNk.sum().item()
-        size = self.config.batch_size // len(self.owners)
+        size = self.config.batch_size // self._count
+        parts = [slice(share * size, (share + 1) * size) for share in range(self._count)]
+        whole = [
+            (indices[part].tolist(), self._amount(blocks.rows(part), self.rows.lengths_R[indices[part]]))
+            for part in parts
+        ]  # fmt: skip
         works = []
         for share in range(len(self.owners)):
-            part = slice(share * size, (share + 1) * size)
-            own = blocks.rows(part)
+            part, (rows, amount) = parts[self._offset + share], whole[self._offset + share]
             works.append(Work(
-                step=step, share=share, rows=indices[part].tolist(), ids_BS=self._pin(ids_BS[part]),
-                blocks=own.each(self._pin),
-                weight_sum=weight_sum, amount=self._amount(own, self.rows.lengths_R[indices[part]]), cursor=cursor,
+                step=step, share=share, rows=rows, ids_BS=self._pin(ids_BS[part]),
+                blocks=blocks.rows(part).each(self._pin),
+                weight_sum=weight_sum, amount=amount, cursor=cursor, whole=whole,
             ))  # fmt: skip
         return works, cursor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ class MicroBatch:
     made_by: int = 0
     ready: Any = None
     """CUDA event after which the tensors may be read."""
+    whole: Sequence[tuple[list[int], Amount]] = ()
+    """Rows and amount of each share of the step, other processes' too; as the feed has it."""
 
     @property
     def shape(self) -> Shape:

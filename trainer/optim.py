@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trainer.config import OptimizerConfig
 from trainer.replicas import Part
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 ALIGN = 64
 """Floats; every parameter starts on a 256-byte boundary, as if it had been allocated alone."""
 
@@ -146,46 +147,50 @@ class Ema:
     """The mean of the weights after each step so far, a step's share `decay` times that of the one after it.
 
     Corrected for its beginning: after step 1 it is that step's weights, whatever was there before; unless it `begins`
-    with those, which were worth something. In float32, laid out like the weights.
+    with those, which were worth something. In float32, laid out like the weights, which are changed in place.
     """
 
-    def __init__(self, flat: FlatWeights, decay: float) -> None:
-        self.flat = flat
-        self.weights = flat.weights.clone()
+    def __init__(self, weights: Tensor, decay: float) -> None:
+        self._of = weights
+        self.weights = weights.clone()
         self._log_decay = math.log(decay)
         self.begins = False
 
     def update(self, *, taken: Tensor, broken: Tensor) -> None:
         """Take in the weights after the step that made `taken` steps; where `broken` is 1 there was none, and nothing
         changes. Both are on the device, and nothing here waits for them."""
+        self.take(self.share(taken=taken, broken=broken))
+
+    def share(self, *, taken: Tensor, broken: Tensor) -> Tensor:
+        """Of the weights after that step."""
         # (1 - decay) / (1 - decay ** taken), by which the shares of all steps so far add up to 1; or, with what was
         # there before the first, 1 - decay.
         share = torch.expm1(torch.full_like(taken, self._log_decay))
         share = -share if self.begins else share / torch.expm1(taken * self._log_decay)
-        self.weights.lerp_(self.flat.weights, torch.where(broken > 0, 0.0, share))
+        return torch.where(broken > 0, 0.0, share)
+
+    def take(self, share: Tensor) -> None:
+        self.weights.lerp_(self._of, share)
 
 
-class AdamW:
-    """torch's fused AdamW on the two ends of the flat buffer."""
+class AdamWInPlace:
+    """torch's fused AdamW on float32 tensors in place, each with its weight decay and its two moments."""
 
-    def __init__(self, flat: FlatWeights, config: OptimizerConfig) -> None:
-        self.flat, self.config = flat, config
-        self.moments = {key: torch.zeros_like(flat.weights) for key in ("exp_avg", "exp_avg_sq")}
-        """Laid out like the weights; updated in place."""
-        ends = [(slice(0, flat.decaying), config.weight_decay), (slice(flat.decaying, None), 0.0)]
-        parts = [nn.Parameter(flat.weights[end]) for end, _ in ends]
-        groups = [{"params": [part], "weight_decay": decay} for part, (_, decay) in zip(parts, ends, strict=True)]
-        device = flat.weights.device
+    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], moments: Sequence[dict[str, Tensor]],
+                 config: OptimizerConfig) -> None:  # fmt: skip
+        self.config = config
+        self.parts = [nn.Parameter(tensor) for tensor in tensors]
+        """The same memory; whoever calls `step` has given them their gradients."""
+        groups = [{"params": [part], "weight_decay": decay} for part, decay in zip(self.parts, decays, strict=True)]
+        device = tensors[0].device
         self.lr = torch.full((), config.lr, device=device)
         """Whoever calls `step` fills it first."""
         self._torch = torch.optim.AdamW(
             groups, lr=self.lr, betas=(config.beta1, config.beta2), eps=1e-8, fused=True,
             capturable=device.type == "cuda",
         )  # fmt: skip
-        for part, (end, _) in zip(parts, ends, strict=True):
-            part.grad = flat.gradients[end]
-            moments = {key: moment[end] for key, moment in self.moments.items()}
-            self._torch.state[part] = {"step": torch.zeros((), device=part.device), **moments}
+        for part, own in zip(self.parts, moments, strict=True):
+            self._torch.state[part] = {"step": torch.zeros((), device=device), **own}
 
     def step(self, *, norm: Tensor, broken: Tensor, weight: Tensor | None = None) -> None:
         """Divide the gradients by `weight` if there is one, scale them, whose norm is `norm` then, down to `clip_norm`,
@@ -196,7 +201,6 @@ class AdamW:
         self._torch.grad_scale = scale if weight is None else scale * weight
         self._torch.found_inf = broken
         self._torch.step()
-        self.flat.spread()
 
     @property
     def taken(self) -> Tensor:
@@ -208,3 +212,23 @@ class AdamW:
         """Go on as after `steps_done` steps, with whatever `moments` hold."""
         for state in self._torch.state.values():
             state["step"].fill_(steps_done)
+
+
+class AdamW(AdamWInPlace):
+    """On the two ends of a flat buffer."""
+
+    def __init__(self, flat: FlatWeights, config: OptimizerConfig) -> None:
+        self.flat = flat
+        self.moments = {key: torch.zeros_like(flat.weights) for key in MOMENTS}
+        """Laid out like the weights; updated in place."""
+        ends = [slice(0, flat.decaying), slice(flat.decaying, None)]
+        super().__init__(
+            [flat.weights[end] for end in ends], [config.weight_decay, 0.0],
+            [{key: moment[end] for key, moment in self.moments.items()} for end in ends], config,
+        )  # fmt: skip
+        for part, end in zip(self.parts, ends, strict=True):
+            part.grad = flat.gradients[end]
+
+    def step(self, *, norm: Tensor, broken: Tensor, weight: Tensor | None = None) -> None:
+        super().step(norm=norm, broken=broken, weight=weight)
+        self.flat.spread()

@@ -44,9 +44,7 @@ class Replica:
         self.drafter = Drafter(shape)
         self.drafter.initialise(initial)
         self.drafter.to(device)
-        self.flat = FlatWeights(self.drafter, ends.head_VH.dtype)
-        self.optimizer = AdamW(self.flat, config.optimizer)
-        self.ema = Ema(self.flat, config.optimizer.ema) if config.optimizer.ema is not None else None
+        self._hold(config)
         self._chunk_rows, self._alpha = config.loss.chunk_rows, config.loss.pace_alpha
         # What a step reads and leaves on the device, each time in the same place.
         self._loss, self._weight, self._own_norm, self._weight_sum, self._refused = (
@@ -72,6 +70,12 @@ class Replica:
         self._graphs = Graphs(self._stream)
         self._parts: dict[Hashable, list[Part]] = {}
         """Of each graph that takes gradients early: the parts, with the events that it records when it runs."""
+
+    def _hold(self, config: Config) -> None:
+        """Weights, optimizer and moving average of the fresh drafter, each where it will stay."""
+        self.flat = FlatWeights(self.drafter, self.ends.head_VH.dtype)
+        self.optimizer = AdamW(self.flat, config.optimizer)
+        self.ema = Ema(self.flat.weights, config.optimizer.ema) if config.optimizer.ema is not None else None
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What this replica does belongs inside: its own stream, where there are streams."""
@@ -225,15 +229,20 @@ class Replica:
             if stream is not None:
                 stream.synchronize()
 
-    def _forward_backward(self, inputs: Mapping[str, Tensor], *, kernels: Kernels | None = None) -> None:
+    def _losses(self, inputs: Mapping[str, Tensor], *, module: Any, kernels: Kernels | None = None
+                ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """What `block_loss` makes of a micro-batch's `inputs`; `module` is the drafter, or what stands around it."""
         blocks = Blocks(**{name: tensor for name, tensor in inputs.items() if name != "features_BSF"})
         features_BSF = inputs["features_BSF"].to(self.ends.head_VH.dtype)
         kernels = kernels or self.kernels.of(shape_of(features_BSF, blocks))
-        slots_BTH = self.drafter(features_BSF, blocks, self.ends, kernels)
-        loss, weight, slots_2k = block_loss(
+        slots_BTH = module(features_BSF, blocks, self.ends, kernels)
+        return block_loss(
             slots_BTH, blocks, self.ends.head_VH, weight_sum=self._weight_sum, chunk_rows=self._chunk_rows,
             head_loss=kernels.head_loss, alpha=self._alpha,
         )  # fmt: skip
+
+    def _forward_backward(self, inputs: Mapping[str, Tensor], *, kernels: Kernels | None = None) -> None:
+        loss, weight, slots_2k = self._losses(inputs, module=self.drafter, kernels=kernels)
         self._note(self.flat.weight, weight)  # before the first gradients are ready for the others
         # Times 1; and of a loss that is not finite every gradient is nan, by which all replicas get to know of it.
         loss.backward(loss.detach() * 0 + 1)

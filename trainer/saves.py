@@ -58,6 +58,9 @@ class Rhythm:
     def saves_after(self, step: int) -> bool:
         return step % self.config.checkpoint_every == 0 or step in (self.config.steps, self.stop_at)
 
+    def evaluates_after(self, step: int) -> bool:
+        return self.config.evaluate_every is not None and step % self.config.evaluate_every == 0
+
     def agrees_after(self, step: int) -> bool:
         """Whether all replicas hold the same weights then."""
         return step % self.config.sync_every == 0 or self.saves_after(step)

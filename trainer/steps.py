@@ -84,6 +84,11 @@ class Share:
     made: list[tuple[int, Span]]
     """Which target thread made its features, and while."""
 
+    @property
+    def rank(self) -> int:
+        """Of the drafter that it was for."""
+        return int(self.worker.rpartition("-")[2])
+
     @classmethod
     def of(cls, worker: str, batches: list[MicroBatch], figures: Figures) -> Share:
         """Without the batches' tensors: their memory is the next one's."""

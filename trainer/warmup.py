@@ -38,14 +38,15 @@ def settle(config: Config, member: Replica) -> None:
 
 
 class Warmup:
-    """`targets` and `members` are the run's own, by number and by rank: those that are left when it is asked."""
+    """`targets` and `members` are this process's own, by number and by rank: those that are left when it is asked. It
+    is one of `processes` that are alike."""
 
     def __init__(self, config: Config, reporter: Reporter, rows: Rows, targets: Mapping[int, Target],
-                 members: Mapping[int, Replica]) -> None:  # fmt: skip
+                 members: Mapping[int, Replica], *, processes: int = 1) -> None:  # fmt: skip
         self.config, self.reporter, self.rows = config, reporter, rows
         self.targets, self.members = targets, members
         compiling = [member.device for member in members.values() if member.kernels.compiles]
-        self.share = config.batch_size // len(config.devices.drafter)
+        self.share = config.batch_size // (len(config.devices.drafter) * processes)
         self.units = [unit for length in config.data.lengths for unit in compile_plan.plan(
             compiling, rows=self.share, context_length=length,
             anchors=config.anchors_at(length), block_size=config.drafter.block_size,

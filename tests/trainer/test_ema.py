@@ -23,7 +23,7 @@ Train = Callable[..., Any]
 
 def test_it_is_the_weighted_mean_of_the_weights_after_every_step_that_was_taken() -> None:
     flat = FlatWeights(torch.nn.Linear(7, 5, bias=False))
-    ema, optimizer = Ema(flat, 0.9), AdamW(flat, OptimizerConfig(lr=0.1))
+    ema, optimizer = Ema(flat.weights, 0.9), AdamW(flat, OptimizerConfig(lr=0.1))
     seen: list[torch.Tensor] = []
     for step in range(12):
         flat.gradients.copy_(torch.randn(flat.gradients.shape, generator=torch.Generator().manual_seed(step)))

@@ -32,7 +32,7 @@ class Evaluations:
     cannot be decoded."""
 
     def __init__(self, config: Config, reporter: Reporter, target: Target, shape: DrafterShape) -> None:
-        self._every, self._most, self._reporter = config.evaluate_every, config.evaluation.max_tokens, reporter
+        self._most, self._reporter = config.evaluation.max_tokens, reporter
         block, dtype = config.drafter.block_size, drafter_dtype(config.drafter.dtype, target.device)
         self._prompts = [prompt.ids for prompt in read_prompts(
             _paths(config), target.tokenizer, kind=None if config.data.kind == PYTHON_DOCS else config.data.kind,
@@ -55,21 +55,15 @@ class Evaluations:
         if why := self._engine.prepare():
             self._reporter.say(f"phase=compile_warmup graphs=evaluation none: evaluations are slower: {why}")
 
-    def due_after(self, step: int) -> bool:
-        return self._every is not None and step % self._every == 0
-
     def evaluate(self, member: Replica, *, step: int) -> Acceptance:
         """What `member` would be worth as it is now; in its thread, while it has nothing else to do."""
         started = time.monotonic()
         self._reporter.phase("evaluate")
         member.wait()
-        flat = member.ema.weights if member.ema is not None else member.flat.weights
-        weights = member.flat.named(flat)
         device = self._engine.target.device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), torch.no_grad():
             with self._engine.stream():
-                for name, own in self._drafter.named_parameters():
-                    own.copy_(weights[name])
+                self._drafter.load_state_dict(member.averages() or member.weights())
             found = run(self._engine, self._prompts, max_tokens=self._most).acceptance
         self._reporter.event(
             "evaluation", step=step, tau=found.tau, kept_by_slot=found.by_slot, verifications=found.verifications,

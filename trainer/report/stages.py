@@ -26,6 +26,8 @@ class Stages:
     def judged(self, step: Step) -> None:
         """A step's figures have arrived, and what its devices measured with them."""
         for share in step.shares:
+            if share.worker not in self.workers:  # of another process, which knows for itself
+                continue
             self.workers[share.worker].waited_on_device("input", share.figures.stalled_s)
             for number, made in share.made:
                 if (name := f"target-{number}") in self._device_s:

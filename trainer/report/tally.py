@@ -22,10 +22,13 @@ from trainer.steps import Step
 
 
 class Tally:
-    """`targets` and `members` are the run's own, by number and by rank: those that are left when it is asked."""
+    """`targets` and `members` are this process's own, by number and by rank: those that are left when it is asked. It
+    is one of `processes` that are alike."""
 
-    def __init__(self, config: Config, targets: Mapping[int, Target], members: Mapping[int, Replica]) -> None:
+    def __init__(self, config: Config, targets: Mapping[int, Target], members: Mapping[int, Replica], *,
+                 processes: int = 1) -> None:  # fmt: skip
         self.config, self.targets, self.members = config, targets, members
+        self.processes, self.drafters = processes, processes * len(config.devices.drafter)
         self.tokens = 0
         """Trained on since the run began, in whatever process."""
         self.warm_up_steps = WARM_UP_STEPS
@@ -37,7 +40,7 @@ class Tally:
     def start(self, now: float) -> None:
         """The first step begins."""
         self.throughput = Throughput(
-            workers=len(self.config.devices.drafter), now=now, warm_up_steps=self.warm_up_steps
+            workers=self.drafters, now=now, warm_up_steps=self.warm_up_steps
         )  # fmt: skip
 
     def crew(self, feed: Feed, stages: Stages) -> None:
@@ -46,9 +49,9 @@ class Tally:
 
     def add(self, step: Step, now: float) -> SpeedChange | None:
         """Whether the run has become slower, or has recovered."""
-        amounts = [Amount()] * len(self.config.devices.drafter)
-        for rank, share in zip(sorted(self.members), step.shares, strict=True):
-            amounts[rank] = share.amount
+        amounts = [Amount()] * self.drafters
+        for share in step.shares:
+            amounts[share.rank] = share.amount
         self.throughput.add(amounts, now=now)
         self.stages.judged(step)
         tokens = int(total(amounts).tokens)
@@ -63,8 +66,10 @@ class Tally:
             (rate,) = throughput.rates()
             peak = self.peaks.of(self.targets[number].device)
             figures[f"target-{number}"] = {"tok_s": rate.tokens, "mfu": peak and rate.target_flop / peak}
-        for rank, share in zip(sorted(self.members), step.shares, strict=True):
-            rate, peak = rates[rank], self.peaks.of(self.members[rank].device)
+        for share in step.shares:
+            if share.rank not in self.members:
+                continue
+            rate, peak = rates[share.rank], self.peaks.of(self.members[share.rank].device)
             figures[share.worker] = {
                 "tok_s": rate.tokens, "mfu": peak and rate.drafter_flop / peak, "loss": share.figures.own_mean,
             }  # fmt: skip
@@ -76,7 +81,7 @@ class Tally:
             tok_s=whole.tokens,
             positions_s=whole.positions,
             recent_tok_s=self.decay.recent_tok_s,
-            mfu=self.peaks.all and whole.flop / self.peaks.all,
+            mfu=self.peaks.all and whole.flop / (self.peaks.all * self.processes),
             lr=step.lr,
             grad_norm=step.norm,
             slot_p=step.slot_probabilities,
