@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +41,7 @@ from trainer.saves import Rhythm, Saves, what_must_stay
 from trainer.schedule import learning_rate
 from trainer.setup import make_replicas, on_this_machine, report_data
 from trainer.starting import Start
-from trainer.steps import Share, Step
+from trainer.steps import Figures, Share, Step
 from trainer.stopping import StopRequest
 from trainer.warmup import Warmup, settle
 from trainer.watchdog import NoProgress, Watchdog, stacks, who_holds_up
@@ -70,8 +70,10 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume:
     return training.run()
 
 
-def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Training:
-    """Everything before the first step: data, target, replicas, resume, and warming up what compiles."""
+def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False,
+            make: Callable[..., Training] | None = None) -> Training:  # fmt: skip
+    """Everything before the first step: data, target, replicas, resume, and warming up what compiles. `make` is what
+    makes the `Training`, if it is to be another one."""
     config = on_this_machine(config, reporter)
     devices = [torch.device(name) for name in (*config.devices.target, *config.devices.drafter)]
     compile_plan.settle_thread(devices[0], cpu_threads=config.cpu_threads.target, compiles=False)
@@ -92,13 +94,8 @@ def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resum
     shape = drafter_shape(targets[0], config.drafter)
     if config.data.packing:
         see_that_documents_stay_apart(targets[0])
-    training = Training(config, reporter, stop, targets, rows, shape)
-    if found := training.saves.find(must_resume=must_resume):
-        training.restore(found)
-    elif start := starting.find(config, targets[0], shape, say=reporter.say):
-        training.begin_with(start)
-    size_bytes = sum(buffer.nbytes for buffer in training.members[0].state())
-    training.saves.check_room(size_bytes, steps_done=training.steps_done)
+    training = (make or Training)(config, reporter, stop, targets, rows, shape)
+    training.go_on(must_resume=must_resume)
 
     reporter.phase("compile_warmup")
     training.warmup.compile()
@@ -114,16 +111,18 @@ class Training:
     Made, restored and warmed up on the main thread. Afterwards each target thread owns its target, drafter thread
     `rank` owns `members[rank]`, and all the rest changes only in `_between_steps`, while every drafter waits for the
     leader, which is the first of them. An error in any worker ends the run: it is reported with that worker's name, and
-    `run` returns code 1; unless `on_worker_death: degrade` lets the others go on.
+    `run` returns code 1; unless `on_worker_death: degrade` lets the others go on. Where several `processes` work on a
+    run, this one is number `rank` of them (`distributed/`).
     """
 
     def __init__(self, config: Config, reporter: Reporter, stop: StopRequest, targets: list[Target], rows: Rows,
-                 shape: DrafterShape) -> None:  # fmt: skip
+                 shape: DrafterShape, *, rank: int = 0, processes: int = 1) -> None:  # fmt: skip
         self.config, self.reporter, self.stop, self.rows = config, reporter, stop, rows
+        self.rank, self.processes, self.shape = rank, processes, shape
         self.count = len(config.devices.drafter)
-        """Shares of a step; one for each drafter, as long as none is lost."""
-        self.targets = dict(enumerate(targets))
-        self.members = make_replicas(config, targets, shape)
+        """Shares of a step that are done here; one for each drafter, as long as none is lost."""
+        self.targets = dict(enumerate(targets, start=rank * len(targets)))
+        self.members = self._make_members(targets, shape)
         # On one device there is nothing to gain: it is busy with one thing or the other.
         if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
             for member in self.members.values():
@@ -131,20 +130,23 @@ class Training:
         self.timer = Timer()
         for member in self.members.values():
             member.timer = self.timer
-        self.warmup = Warmup(config, reporter, rows, self.targets, self.members)
+        self.warmup = Warmup(config, reporter, rows, self.targets, self.members, processes=processes)
         self.refusals = Refusals(config, reporter, rows)
         self.lost: list[str] = []
         self.rhythm = Rhythm(config)
         self.saves = Saves(config, reporter, what_must_stay(config, targets[0], rows, shape))
         self.steps_done = 0
         self.cursor = Cursor()
-        self.tally = Tally(config, self.targets, self.members)
+        self.tally = Tally(config, self.targets, self.members, processes=processes)
         self._begun: dict[int, Share] = {}
-        self.evaluations = evaluations_for(config, reporter, targets[0], shape)
+        self.evaluations = evaluations_for(config, reporter, targets[0], shape) if rank == 0 else None
         self._accepted: dict[int, Acceptance] = {}
         """By step that has been evaluated and not judged."""
         self._unjudged: list[Step] = []
         """Begun, in order; at most this step and the one before."""
+
+    def _make_members(self, targets: list[Target], shape: DrafterShape) -> dict[int, Replica]:
+        return make_replicas(self.config, targets, shape)
 
     # --- the workers ---
 
@@ -167,11 +169,12 @@ class Training:
         self.leader, self.replicas = ranks[0], Replicas(len(ranks))
         owners = [self.members[ranks[share % len(ranks)]] for share in range(self.count)]
         self.feed = Feed(
-            self.config, self.rows, self.targets, owners, first=self.steps_done + 1, cursor=self.cursor
+            self.config, self.rows, self.targets, owners, first=self.steps_done + 1, cursor=self.cursor,
+            rank=self.rank, processes=self.processes,
         )  # fmt: skip
         crew = Crew(self.reporter, abort=self._abort)
         names = {f"target-{number}": target.device for number, target in self.targets.items()}
-        crew.start("loader-0", self.feed.load)
+        crew.start(f"loader-{self.rank}", self.feed.load)
         for number in self.targets:
             crew.start(f"target-{number}", functools.partial(self.feed.run_target, number))
         # Everybody is named before a drafter, who looks at all of them, begins.
@@ -212,7 +215,7 @@ class Training:
                     share_doubts=share_doubts if config.sync == "params" and not alone else None,
                     after=functools.partial(self._meet_halfway, place, member) if met else None,
                 )  # fmt: skip
-                self._begun[rank] = Share.of(worker.name, taken, figures)
+                self._note(worker.name, taken, figures)
                 self.replicas.meet()
                 if rank == self.leader:
                     worker.doing = "judges the step before"
@@ -235,6 +238,11 @@ class Training:
             yield batch
         worker.doing = "is in averaging and optimizer"
 
+    def _note(self, worker: str, taken: list[MicroBatch], figures: Figures) -> None:
+        """That a worker has begun its share of a step."""
+        share = Share.of(worker, taken, figures)
+        self._begun[share.rank] = share
+
     def _meet_halfway(self, place: int, member: Replica) -> None:
         self.replicas.mean(place, member.state())
         member.flat.spread()
@@ -244,13 +252,13 @@ class Training:
     def _between_steps(self, step: int, lr: float) -> None:
         """The leader, while the other threads wait and the devices work: judge the step before, or this one too if
         something hangs on it; then save and stop if it is time."""
-        self._unjudged.append(Step(number=step, lr=lr, shares=[self._begun[rank] for rank in sorted(self.members)]))
-        if self.stop.requested and self.rhythm.stop_at is None and step < self.config.steps:
+        self._unjudged.append(Step(number=step, lr=lr, shares=[self._begun[rank] for rank in sorted(self._begun)]))
+        if step < self.config.steps and self.rhythm.stop_at is None and self._is_to_stop():
             self.reporter.phase("stopping")
             if (last := self.rhythm.stop_after(step)) > step:
                 self.reporter.say(f"stops after step={last}, where the drafters agree on their weights")
         saving = self.rhythm.saves_after(step)
-        evaluating = self.evaluations is not None and self.evaluations.due_after(step)
+        evaluating = self.rhythm.evaluates_after(step)
         if evaluating:
             self._evaluate(step)
         log = saving or evaluating
@@ -260,6 +268,9 @@ class Training:
             self._see_that_all_agree(step)
         if saving:
             self._save()
+
+    def _is_to_stop(self) -> bool:
+        return self.stop.requested
 
     def _evaluate(self, step: int) -> None:
         assert self.evaluations is not None
@@ -294,8 +305,7 @@ class Training:
 
     def _look_again(self, step: int, share: Share) -> tuple[str, list[int]]:
         """Where in a share of `step`, the one after those that are done, the first thing is that is not finite."""
-        ranks = sorted(self.members)
-        rank = int(share.worker.rpartition("-")[2])
+        ranks, rank = sorted(self.members), share.rank
         try:
             for member in self.members.values():
                 member.wait()  # nobody is to fetch the gradients that will be overwritten
@@ -380,6 +390,16 @@ class Training:
         self.saves.start = start.record()
         self.reporter.say(f"starts from {start.path} ({start.what}); the optimizer begins anew")
         self.reporter.event("start", **self.saves.start)
+
+    def go_on(self, *, must_resume: bool) -> None:
+        """From the latest checkpoint, if there is one. Raises `ConfigError` where that may not be, or where those to
+        come have no room."""
+        if found := self.saves.find(must_resume=must_resume):
+            self.restore(found)
+        elif start := starting.find(self.config, self.targets[self.rank], self.shape, say=self.reporter.say):
+            self.begin_with(start)
+        size_bytes = sum(buffer.nbytes for buffer in self.members[self.rank].state())
+        self.saves.check_room(size_bytes, steps_done=self.steps_done)
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""
