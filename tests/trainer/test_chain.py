@@ -4,6 +4,7 @@ gate, and decodes what was held out."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import acceptance
 from tests.trainer.support import events, write_config
 from tests.trainer.taught import drafter_settings
 from trainer.__main__ import main
@@ -18,8 +20,9 @@ from trainer.__main__ import main
 
 @pytest.mark.timeout(600)
 def test_from_nothing_but_a_target_to_a_drafter_that_decodes(
-    taught_target: Path, tmp_path: Path, train: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+    taught_target: Path, tmp_path: Path, train: Callable[..., Any], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     synthesis = {
@@ -45,6 +48,15 @@ def test_from_nothing_but_a_target_to_a_drafter_that_decodes(
     assert figures["different"] == figures["same_up_to_a_tie"] == 0 and figures["same"] == figures["prompts"]
     # It has learnt something, on questions that it has not seen, and the export is worth as much as the training said.
     assert early < late and late > 1.3 and figures["tau"] > 1.3
+
+    # As the results page decodes with every checkpoint of a run, minutes beside it.
+    asked = ["measure", str(run), "--data", str(held_out), "--max-tokens", "24", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["acceptance", *asked, "--out", str(tmp_path / "curve.jsonl")])
+    acceptance.main()
+    (point,) = map(json.loads, (tmp_path / "curve.jsonl").read_text().splitlines())
+    assert point["step"] == 120 and point["tau"] == pytest.approx(figures["tau"], rel=1e-9)
+    took = [one["time"] for one in events(run, "phase") if one["phase"] == "train"]
+    assert 0 < 60 * point["minutes"] <= events(run, "ended")[-1]["time"] - took[0]
 
     capsys.readouterr()
     assert main(["generate", str(export), "--prompt", "Count from one to six.", *options]) == 0
