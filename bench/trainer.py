@@ -182,7 +182,8 @@ class Drafters:
 
     def run(self, steps: int) -> tuple[list[float], float]:
         """Milliseconds of each of the first one's steps, and seconds for all of everybody."""
-        replicas, gate = Replicas(self.count), threading.Barrier(self.count + 1)
+        replicas = Replicas(self.count, [member.device for member in self.members])
+        gate = threading.Barrier(self.count + 1)
         times: list[float] = []
 
         def work(rank: int) -> None:

@@ -120,11 +120,12 @@ class Feed:
         begin = mark(target.device)
         with self._timer.measure("target forward", target.device, work.step):
             features_BSF = target.features(*target_inputs(self.config, work.ids_BS, work.blocks))
-        made = Span(begin=begin, end=mark(target.device))
-        batch = self.owners[work.share].accept(
-            step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
-            weight_sum=work.weight_sum, amount=work.amount, cursor=work.cursor, made=made, made_by=number,
-        )  # fmt: skip
+        made, owner = Span(begin=begin, end=mark(target.device)), self.owners[work.share]
+        with target.handing_over(features_BSF, owner.device):
+            batch = owner.accept(
+                step=work.step, rows=work.rows, features_BSF=features_BSF, blocks=work.blocks,
+                weight_sum=work.weight_sum, amount=work.amount, cursor=work.cursor, made=made, made_by=number,
+            )  # fmt: skip
         return dataclasses.replace(batch, whole=work.whole)
 
     def get(self, share: int) -> MicroBatch:

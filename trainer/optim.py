@@ -2,8 +2,8 @@
 
 A replica's weights and gradients are two flat float32 buffers: averaging, clipping, the optimizer and the proof of
 equality each touch one tensor. What the module computes with is a third, in the type of its arithmetic, of which its
-parameters are views; it is the first one itself where that type is float32. Matrices come first and decay; norms follow
-and do not.
+parameters are views; it is the first one itself where that type is float32. Norms come first and do not decay; matrices
+follow and do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
-from trainer.replicas import Part
+from trainer.exchange import Part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ALIGN = 64
 """Floats; every parameter starts on a 256-byte boundary, as if it had been allocated alone."""
+PART_BYTES = 16 << 20
+"""At least so many of gradients travel between devices at a time: over NVLink in about 40 us, which is what a thread
+takes to tell two devices of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +46,14 @@ class FlatWeights:
     """Moves a module's parameters, which are float32, into flat buffers."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        named = sorted(module.named_parameters(), key=lambda item: item[1].dim() < 2)
+        named = sorted(module.named_parameters(), key=lambda item: item[1].dim() > 1)
         self.places: list[Place] = []
-        size = decaying = 0
+        size = decays_from = 0
         for name, parameter in named:
             self.places.append(Place(name=name, start=size, shape=parameter.shape))
             size += -(-parameter.numel() // ALIGN) * ALIGN
-            if parameter.dim() >= 2:
-                decaying = size
+            if parameter.dim() < 2:
+                decays_from = size
         device = named[0][1].device
         self.weights = torch.zeros(size, device=device)
         self.exchanged = torch.zeros(size + ALIGN, device=device)
@@ -58,7 +61,8 @@ class FlatWeights:
         self.gradients = self.exchanged[:size]
         self.weight = self.exchanged[size]
         """What the gradients have to be divided by, where that is only known with them: see `replica._finish`."""
-        self.decaying = decaying
+        self.decays_from = decays_from
+        """Where the matrices begin."""
         self.parts: list[Part] = []
         """See `collect_early`."""
         self._norms: list[Tensor] = []
@@ -93,24 +97,19 @@ class FlatWeights:
         for number, part in enumerate(self._members):
             self._missing[number].update(part)
 
-    def collect_early(self, event: Callable[[], Any]) -> None:
-        """From now on take them during the backward, a layer at a time: `parts`, in the order in which they come, each
-        with the `event` at which it was taken."""
+    def collect_early(self, event: Callable[[], Any], *, least_bytes: int = PART_BYTES) -> None:
+        """From now on take them during the backward, a few layers at a time: `parts`, in the order in which they come,
+        each of `least_bytes` and with the `event` at which it was taken."""
         if self.parts:
             return
-        layer = re.compile(r"layers\.(\d+)\.")
-        groups: dict[tuple[bool, str], list[int]] = {}
-        for index, place in enumerate(self.places):
-            found = layer.match(place.name) if len(place.shape) > 1 else None
-            groups.setdefault((len(place.shape) > 1, found[1] if found else ""), []).append(index)
-        # `weight` travels with the norms: it is there before the backward, and any part would do.
-        ends = [*(place.start for place in self.places[1:]), len(self.exchanged)]
-        # The last layer's come first; then the norms, which are all over them, and what stands before the layers.
-        order = sorted(groups, key=lambda group: (group == (True, ""), not group[0], -int(group[1] or 0)))
-        self._members = [groups[group] for group in order]
+        self._members = _joined(self._as_they_come(), self.places, least_bytes)
         self._missing = [set(members) for members in self._members]
-        self._norms = list(self.gradients.new_zeros(len(order)).unbind())
-        self.parts = [Part(low=self.places[one[0]].start, high=ends[one[-1]]) for one in self._members]
+        self._norms = list(self.gradients.new_zeros(len(self._members)).unbind())
+        lows = [self.places[members[0]].start for members in self._members]
+        # `weight` travels with the first: it is there before the backward, and any part would do.
+        self.parts = [
+            Part(low=low, high=high) for low, high in zip(lows, [len(self.exchanged), *lows[:-1]], strict=True)
+        ]
 
         def taken(_parameter: Tensor, *, index: int, number: int) -> None:
             members, missing, part = self._members[number], self._missing[number], self.parts[number]
@@ -125,6 +124,18 @@ class FlatWeights:
             for index in members:
                 hook = functools.partial(taken, index=index, number=number)
                 self._parameters[index].register_post_accumulate_grad_hook(hook)
+
+    def _as_they_come(self) -> list[list[int]]:
+        """The parameters, layer by layer: from the end of the buffer to its beginning, as a backward goes. Last come
+        what stands before the layers, and the norms, which are all over them."""
+        layer = re.compile(r"layers\.\d+\.")
+        groups: dict[str, list[int]] = {}
+        for index, place in enumerate(self.places):
+            found = layer.match(place.name) if len(place.shape) > 1 else None
+            groups.setdefault(found[0] if found else "", []).append(index)
+        found = sorted(groups.values(), key=min, reverse=True)
+        assert [index for group in reversed(found) for index in group] == list(range(len(self.places)))
+        return found
 
     def _take(self, indices: Sequence[int]) -> None:
         # Each backward makes fresh ones: cheaper than to clear a buffer and have them added to it.
@@ -141,6 +152,22 @@ class FlatWeights:
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` (weights, or anything laid out like them) by parameter name."""
         return {place.name: place.of(flat) for place in self.places}
+
+
+def _joined(groups: Iterable[Sequence[int]], places: Sequence[Place], least_bytes: int) -> list[list[int]]:
+    """Neighbours together until each has `least_bytes`; what is too small at the end goes with the one before."""
+    joined: list[list[int]] = [[]]
+    sizes = [0]
+    for group in groups:
+        if sizes[-1] >= least_bytes:
+            joined.append([])
+            sizes.append(0)
+        joined[-1] = [*group, *joined[-1]]
+        sizes[-1] += sum(4 * places[index].shape.numel() for index in group)
+    if len(joined) > 1 and sizes[-1] < least_bytes:
+        last = joined.pop()
+        joined[-1] = [*last, *joined[-1]]
+    return joined
 
 
 class Ema:
@@ -221,7 +248,7 @@ class AdamW(AdamWInPlace):
         self.flat = flat
         self.moments = {key: torch.zeros_like(flat.weights) for key in MOMENTS}
         """Laid out like the weights; updated in place."""
-        ends = [slice(0, flat.decaying), slice(flat.decaying, None)]
+        ends = [slice(flat.decays_from, None), slice(0, flat.decays_from)]
         super().__init__(
             [flat.weights[end] for end in ends], [config.weight_decay, 0.0],
             [{key: moment[end] for key, moment in self.moments.items()} for end in ends], config,

@@ -19,6 +19,7 @@ from torch import Tensor
 from trainer.clock import Span, Timer, mark
 from trainer.config import Config
 from trainer.data.order import Cursor
+from trainer.exchange import Lanes, Part, event_here
 from trainer.graphs import Graphs
 from trainer.kernels import Kernels, KernelSets
 from trainer.micro_batch import MicroBatch, shape_of
@@ -26,7 +27,7 @@ from trainer.model.blocks import Blocks, bring
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
-from trainer.replicas import Part, Replicas, event_here, weight_hash
+from trainer.replicas import Replicas, weight_hash
 from trainer.report.throughput import Amount
 from trainer.steps import Figures
 
@@ -66,7 +67,7 @@ class Replica:
         """Of the run, which sets it."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._exchange = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._lanes = Lanes.of(device)
         self._graphs = Graphs(self._stream)
         self._parts: dict[Hashable, list[Part]] = {}
         """Of each graph that takes gradients early: the parts, with the events that it records when it runs."""
@@ -94,7 +95,7 @@ class Replica:
         ready = None
         elsewhere = self._intake is not None and features_BSF.device != self.device
         # A copy from another device holds up nothing that this replica does meanwhile. torch has the other device make
-        # it, in its turn: after the target's forward, whose memory it reads, and before the next one.
+        # it, on its current stream: see `Target.handing_over`.
         with torch.cuda.stream(self._intake) if elsewhere else contextlib.nullcontext():
             if elsewhere and self.timer.on and features_BSF.is_cuda:
                 # Or the time that it takes would begin with the target's.
@@ -115,11 +116,16 @@ class Replica:
 
     def average(self, replicas: Replicas, place: int) -> None:
         """Bring the other replicas' gradients into the flat ones; on CUDA while the rest of the backward goes on."""
-        replicas.average(place, self.flat.exchanged, parts=self.flat.parts, stream=self._exchange)
+        replicas.average(place, self.flat.exchanged, parts=self.flat.parts, lanes=self._lanes)
 
     def share_doubts(self, replicas: Replicas, place: int) -> None:
         """Let all replicas refuse the step that one of them has to refuse, where gradients do not tell them."""
-        replicas.average(place, self._doubt_1)
+        replicas.average(place, self._doubt_1, lanes=self._lanes)
+
+    def meet_halfway(self, replicas: Replicas, place: int) -> None:
+        """Go on from the mean of all replicas' states."""
+        replicas.mean(place, self.state(), lanes=self._lanes)
+        self.flat.spread()
 
     def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
              average: Callable[[], None] | None = None, share_doubts: Callable[[], None] | None = None,
@@ -225,7 +231,7 @@ class Replica:
 
     def wait(self) -> None:
         """Until the device has done all that it was told to here."""
-        for stream in (self._intake, self._exchange, self._stream):
+        for stream in (self._intake, self._lanes, self._stream):
             if stream is not None:
                 stream.synchronize()
 

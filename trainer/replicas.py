@@ -1,30 +1,28 @@
 """Replicas in step: gradients added up in a fixed order, and a proof that all replicas hold the same weights.
 
-Each replica adds up its own slice of everybody's gradients, always in the order of the ranks, then fetches the slices
-that the others added up: every replica ends with the same bits, whatever the threads' timing. Losses are already
-divided by the weight of the whole step, so the sum *is* the average. On CUDA the threads only meet; their devices wait
-for each other by events, and no thread waits for a device: a layer's gradients are on their way while the device is in
-the backward of the layer before. A barrier that another worker's failure broke raises
-`Aborted`.
+Whoever comes last to an exchange tells all devices what to do (`exchange.py`): every replica ends with the same bits,
+whatever the threads' timing. Losses are already divided by the weight of the whole step, so the sum *is* the average.
+On CUDA the threads only meet; their devices wait for each other by events, and no thread waits for a device: some
+layers' gradients are on their way while the device is in the backward of those before. A barrier that another worker's
+failure broke raises `Aborted`.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from trainer.exchange import Lanes, Offer, Part, Side, event_here, exchange
 from trainer.pipeline import Aborted, waiting
 
 HASH_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Weights whose products, 8 bytes each, exist at once: few enough for a cache, and enough to keep a GPU busy."""
+MEAN_CHUNK = 1 << 26
+"""Floats of which a mean is made at a time: copies of so many exist meanwhile."""
 
 
 class ReplicasDiffer(RuntimeError):
@@ -35,28 +33,26 @@ class ReplicasDiffer(RuntimeError):
         self.worker = worker
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A stretch of a flat buffer, and the CUDA event after which it holds what is to be added up."""
-
-    low: int
-    high: int
-    ready: Any = None
-
-
 class Replicas:
     """The meeting place of `count` drafter threads; each calls every method as often as the others, with its rank.
+    `devices` are theirs, by rank; left out, they share one.
 
     Waiting has no time limit: after `abort`, all who wait or will wait raise `Aborted`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, devices: Sequence[Hashable] = ()) -> None:
         self.count = count
+        sides: dict[Hashable, list[int]] = {}
+        for rank, device in enumerate(devices or [None] * count):
+            sides.setdefault(device, []).append(rank)
+        self._sides = list(sides.values())
+        """The ranks of each device, in the order of the lowest ones."""
+        self._lowest = {rank: side[0] for side in self._sides for rank in side}
         self._barrier = threading.Barrier(count)
-        self._flat: list[Tensor | None] = [None] * count
-        self._parts: list[list[list[Part]]] = [[[]] * count for _ in range(3)]
-        """By phase of `average` and rank: what others may rely on of this replica's buffer from when on. A phase has
-        its own, since a quick thread is in the next one before a slow one has looked."""
+        self._offers: dict[int, Offer] = {}
+        """By rank, of the exchange that is next."""
+        self._came = 0
+        self._coming = threading.Lock()
 
     def abort(self) -> None:
         """Let every replica that waits, or will, raise `Aborted`."""
@@ -70,83 +66,37 @@ class Replicas:
         except threading.BrokenBarrierError:
             raise Aborted from None
 
-    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), stream: Any = None,
+    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), lanes: Lanes | None = None,
                 mean: bool = False) -> None:  # fmt: skip
         """Make `flat` [P], the gradients, say, the sum over all replicas, in place, or their `mean`; nobody reads it
         any more, as far as its device is concerned, when this returns.
 
-        On CUDA the work goes to `stream`, part after part as each is `ready`: while the device is still busy with what
+        On CUDA the work goes to `lanes`, part after part as each is `ready`: while the device is still busy with what
         the later ones come from. Without parts it is one, which is ready when the current stream gets here.
         """
-        on_cuda = flat.device.type == "cuda"
-        here = torch.cuda.current_stream(flat.device) if on_cuda else None
-        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-            whole = [Part(low=0, high=len(flat), ready=here.record_event() if here else None)]
-            self._flat[rank] = flat
-            own = self._published(0, rank, list(parts) or whole)
-            added = []
-            for number, part in enumerate(own):
-                low, high = self._slice(rank, part)
-                first = self._of(0, 0, number, low, high, flat.device)
-                # The mean as a distance from the first, so that of equals it is what they are: 3 * x / 3 need not be x.
-                total = torch.zeros_like(first) if mean else first.clone()
-                for other in range(1, self.count):
-                    one = self._of(0, other, number, low, high, flat.device)
-                    total += one - first if mean else one
-                flat[low:high] = first + total / self.count if mean else total
-                added.append(dataclasses.replace(part, ready=event_here(flat.device)))
-            for number, part in enumerate(self._published(1, rank, added)):
-                for other in range(self.count):
-                    if other != rank:
-                        low, high = self._slice(other, part)
-                        flat[low:high] = self._of(1, other, number, low, high, flat.device)
-            # The caller changes it next: not before everybody has fetched this replica's slices.
-            self._published(2, rank, [dataclasses.replace(whole[0], ready=event_here(flat.device))])
-        for (end,) in self._parts[2]:
-            _wait_for(end.ready, flat.device)
+        whole = [Part(low=0, high=len(flat), ready=event_here(flat.device))]
+        self._offers[rank] = Offer(flat=flat, parts=parts or whole, lanes=lanes)
+        with self._coming:
+            self._came += 1
+            last = self._came % self.count == 0
+        if last:
+            if self._barrier.broken:
+                raise Aborted
+            exchange([Side([self._offers[one] for one in side]) for side in self._sides], mean=mean)
+        self.meet()
+        used = self._offers[self._lowest[rank]].lanes
+        if used is not None:
+            torch.cuda.current_stream(flat.device).wait_event(used.done)
 
-    def mean(self, rank: int, buffers: Sequence[Tensor]) -> None:
+    def mean(self, rank: int, buffers: Sequence[Tensor], *, lanes: Lanes | None = None) -> None:
         """Make each of the flat `buffers` the mean over all replicas, in place."""
         for buffer in buffers:
-            self.average(rank, buffer, mean=True)
-
-    def _slice(self, rank: int, part: Part) -> tuple[int, int]:
-        """What of a part replica `rank` adds up for all."""
-        size = part.high - part.low
-        return part.low + size * rank // self.count, part.low + size * (rank + 1) // self.count
-
-    def _published(self, phase: int, rank: int, parts: list[Part]) -> list[Part]:
-        """Tell the others, and wait until they have told theirs."""
-        self._parts[phase][rank] = parts
-        self.meet()
-        return parts
-
-    def _of(self, phase: int, rank: int, number: int, low: int, high: int, device: torch.device) -> Tensor:
-        """low:high of a replica's buffer on `device`, as it is once that replica's part is ready."""
-        flat = self._flat[rank]
-        assert flat is not None
-        _wait_for(self._parts[phase][rank][number].ready, device)
-        return flat[low:high].to(device)
-
-
-def event_here(device: torch.device) -> Any:
-    """What is told to `device` after it may rely on what its current stream was told so far. In a graph that is being
-    recorded: after it in the graph's latest launch."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event(external=torch.cuda.is_current_stream_capturing())
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _wait_for(event: Any, device: torch.device) -> None:
-    """What `device` is told from now on comes after `event`."""
-    if event is None:
-        return
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_event(event)
-    else:
-        event.synchronize()
+            ready = event_here(buffer.device)
+            parts = [
+                Part(low=low, high=min(low + MEAN_CHUNK, len(buffer)), ready=ready)
+                for low in range(0, len(buffer), MEAN_CHUNK)
+            ]
+            self.average(rank, buffer, parts=parts, lanes=lanes, mean=True)
 
 
 def check_equal(hashes: Mapping[str, int], *, step: int) -> None:

@@ -32,7 +32,6 @@ from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.nonfinite import Refusals, first_trouble
 from trainer.pipeline import Aborted, Crew, Worker
-from trainer.replica import Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
 from trainer.report.reporter import Reporter
 from trainer.report.stages import Stages
@@ -166,7 +165,8 @@ class Training:
     def _run_crew(self) -> tuple[Crew, list[str]]:
         """All workers that there are, from the step that is next; returns when they have ended, or would not."""
         ranks = sorted(self.members)
-        self.leader, self.replicas = ranks[0], Replicas(len(ranks))
+        self.leader = ranks[0]
+        self.replicas = Replicas(len(ranks), [self.members[rank].device for rank in ranks])
         owners = [self.members[ranks[share % len(ranks)]] for share in range(self.count)]
         self.feed = Feed(
             self.config, self.rows, self.targets, owners, first=self.steps_done + 1, cursor=self.cursor,
@@ -213,7 +213,7 @@ class Training:
                     self._shares(place, step, worker, taken), lr=lr, hashed=self.rhythm.hashes_after(step),
                     average=average if config.sync == "grads" and not alone else None,
                     share_doubts=share_doubts if config.sync == "params" and not alone else None,
-                    after=functools.partial(self._meet_halfway, place, member) if met else None,
+                    after=functools.partial(member.meet_halfway, self.replicas, place) if met else None,
                 )  # fmt: skip
                 self._note(worker.name, taken, figures)
                 self.replicas.meet()
@@ -242,10 +242,6 @@ class Training:
         """That a worker has begun its share of a step."""
         share = Share.of(worker, taken, figures)
         self._begun[share.rank] = share
-
-    def _meet_halfway(self, place: int, member: Replica) -> None:
-        self.replicas.mean(place, member.state())
-        member.flat.spread()
 
     # --- between two steps ---
 

@@ -12,13 +12,14 @@ import torch
 
 import trainer.replicas
 from trainer.config import OptimizerConfig
+from trainer.exchange import Part
 from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import generator_for, lay_out
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.optim import AdamW, FlatWeights
 from trainer.pipeline import Aborted, Channel
-from trainer.replicas import Part, Replicas, ReplicasDiffer, check_equal, weight_hash
+from trainer.replicas import Replicas, ReplicasDiffer, check_equal, weight_hash
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | None]:
@@ -94,7 +95,7 @@ def test_a_layers_gradients_are_ready_for_the_others_before_the_backward_is_over
         drafter.initialise(generator_for("weights"))
         flat = FlatWeights(drafter)
         if early:
-            flat.collect_early(lambda: taken.append(len(taken)) or len(taken))
+            flat.collect_early(lambda: taken.append(len(taken)) or len(taken), least_bytes=1)
         features = torch.randn(1, 8, 32, generator=generator_for("features"))
         for _ in range(2):
             drafter(features, blocks, ends, plain(DenseAttention())).square().sum().backward()

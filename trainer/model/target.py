@@ -50,6 +50,9 @@ class Target:
         """Whether a token sees all before it and none after, in every layer."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = Graphs(self._stream)
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._handed: tuple[Tensor, Any] | None = None
+        """Features that may still be on their way to another device, and the event after which they are there."""
         self._captured = _Captured()
         layers = decoder_layers(model)
         for layer_id in layer_ids:
@@ -60,6 +63,8 @@ class Target:
         other = copy.copy(self)
         other._stream = torch.cuda.Stream(self.device) if self._stream else None
         other._graphs = Graphs(other._stream)
+        other._aside = torch.cuda.Stream(self.device) if self._aside else None
+        other._handed = None
         return other
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
@@ -73,10 +78,27 @@ class Target:
         Rows of several documents need their positions, which begin anew with each, and by which they are kept apart;
         `see_that_documents_stay_apart` finds a target that mixes them all the same."""
         inputs = self._inputs(ids_BS, positions_BS)
-        if (key := _key(inputs)) in self._graphs:
-            # The next launch overwrites what this one has made.
-            return self._graphs.launch(key, inputs).clone()
-        return self._forward(inputs)
+        recorded = (key := _key(inputs)) in self._graphs
+        features_BSF = self._graphs.launch(key, inputs) if recorded else self._forward(inputs)
+        if self._handed is not None:
+            # Its memory may be given away from here on: not earlier, or this forward would have had to wait for it.
+            torch.cuda.current_stream(self.device).wait_event(self._handed[1])
+            self._handed = None
+        # The next launch overwrites what this one has made.
+        return features_BSF.clone() if recorded else features_BSF
+
+    @contextlib.contextmanager
+    def handing_over(self, features_BSF: Tensor, to: torch.device) -> Iterator[None]:
+        """What is done inside with `features_BSF`, the latest ones, comes after they are made and, where they go `to`
+        another device, holds up nothing that this target does next: torch has the device that is copied from do it, on
+        its current stream."""
+        if self._aside is None or to == self.device:
+            yield
+            return
+        self._aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._aside):
+            yield
+        self._handed = features_BSF, self._aside.record_event()
 
     @torch.no_grad()
     def record(self, batches: Iterable[Sequence[Tensor]], *, compiled: bool = False) -> None:
