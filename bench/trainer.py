@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer import compile_plan
 from trainer.clock import Span, mark
@@ -38,7 +39,7 @@ from trainer.data.order import Cursor
 from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
 from trainer.micro_batch import MicroBatch
-from trainer.model.blocks import generator_for, lay_out, pick_anchors
+from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
 from trainer.model.drafter import DrafterShape, FrozenEnds
 from trainer.model.flops import TargetCost, drafter_flop
 from trainer.model.target import Target
@@ -100,14 +101,19 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_batch(member: Replica, sizes: dict[str, Any], length: int, rank: int) -> MicroBatch:
-    shape: DrafterShape = sizes["shape"]
+def make_row(sizes: dict[str, Any], length: int, rank: int) -> tuple[Tensor, Blocks]:
+    """Ids [1, length], drawn at random, and the blocks over them, both on the CPU."""
     ids_BS = torch.randint(4, sizes["vocabulary"], (1, length), generator=generator_for("ids", rank))
     mask_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     anchors_N, valid_N = pick_anchors(mask_BS[0], sizes["anchors"], generator_for("anchors", rank))
-    blocks = lay_out(
+    return ids_BS, lay_out(
         ids_BS, mask_BS, anchors_N[None], valid_N[None], block_size=sizes["block_size"], mask_token_id=3, gamma=7.0
     )
+
+
+def make_batch(member: Replica, sizes: dict[str, Any], length: int, rank: int) -> MicroBatch:
+    shape: DrafterShape = sizes["shape"]
+    _, blocks = make_row(sizes, length, rank)
     features = torch.randn(1, length, shape.captured * shape.hidden, device=member.device, dtype=torch.bfloat16)
     return member.accept(
         step=1, rows=[0], features_BSF=features, blocks=blocks, weight_sum=blocks.weights_BNk.sum().item(),
@@ -277,8 +283,8 @@ def child(sizes: dict[str, Any], length: int, device: torch.device, steps: int, 
     print(round(steps / seconds, 1), flush=True)
 
 
-def target_forward(name: str, length: int, device: torch.device, steps: int) -> dict[str, Any]:
-    """The forward of a target of these shapes through `Target.features`, as in a run."""
+def random_target(name: str, device: torch.device) -> Target:
+    """Of these shapes, with weights that nobody has trained."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes, own = SHAPES[name], TARGETS[name]
@@ -289,10 +295,15 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     )  # fmt: skip
     with torch.device(device):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
-    ids_BS = torch.randint(4, sizes["vocabulary"], (1, length), generator=generator_for("ids"))
     layer_ids = choose_layers(None, sizes["shape"].captured, count=own["layers"])
-    target = Target(model, None, layer_ids=layer_ids, device=device, files={})
-    flop = TargetCost.of(model).flop(torch.arange(length)[None])
+    return Target(model, None, layer_ids=layer_ids, device=device, files={})
+
+
+def target_forward(name: str, length: int, device: torch.device, steps: int) -> dict[str, Any]:
+    """The forward of a target of these shapes through `Target.features`, as in a run."""
+    target = random_target(name, device)
+    ids_BS = torch.randint(4, SHAPES[name]["vocabulary"], (1, length), generator=generator_for("ids"))
+    flop = TargetCost.of(target.model).flop(torch.arange(length)[None])
     line: dict[str, Any] = {"target": name, "length": length}
     compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
     for way in ("", "_graphs", "_compiled") if device.type == "cuda" else ("",):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.replicas
 from trainer.config import OptimizerConfig
@@ -17,7 +21,7 @@ from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import generator_for, lay_out
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.optim import AdamW, FlatWeights
+from trainer.optim import PART_BYTES, AdamW, FlatWeights
 from trainer.pipeline import Aborted, Channel
 from trainer.replicas import Replicas, ReplicasDiffer, check_equal, weight_hash
 
@@ -41,29 +45,90 @@ def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | 
     return raised
 
 
-def test_every_replica_ends_with_the_same_bits_added_in_the_order_of_the_ranks() -> None:
-    # Values whose sum depends on the order of addition.
-    parts = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (4 * rank) for rank in range(3)]
-    expected = (parts[0] + parts[1]) + parts[2]
-    replicas, gradients = Replicas(3), [part.clone() for part in parts]
-    assert in_threads(3, lambda rank: replicas.average(rank, gradients[rank])) == [None] * 3
-    for gradient in gradients:
-        assert torch.equal(gradient, expected)
+def summed(buffers: list[torch.Tensor], devices: str) -> torch.Tensor:
+    """Their sum in the order that `exchange` promises; a letter of `devices` is one."""
+    own = [
+        functools.reduce(torch.add, (buffer for buffer, one in zip(buffers, devices, strict=True) if one == device))
+        for device in dict.fromkeys(devices)
+    ]
+    return functools.reduce(torch.add, own)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 7])
-def test_the_mean_of_equals_is_what_they_are_to_the_bit(count: int) -> None:
+def unlike(count: int) -> list[torch.Tensor]:
+    """Buffers whose sum depends on the order of addition."""
+    return [torch.randn(1003, generator=generator_for("buffer", rank)) * 10.0 ** (rank % 5) for rank in range(count)]
+
+
+LAYOUTS = ("a", "aa", "aaa", "ab", "aba", "abc", "aabb", "abcd", "aabbc", "aaabbb", "abcdefg", "aaaabbbb", "abcdefgh")
+"""A replica on each of these devices."""
+PARTS = {"whole": [], "in three": [Part(low=700, high=1003), Part(low=0, high=1), Part(low=1, high=700)]}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("devices", LAYOUTS)
+def test_every_replica_ends_with_the_same_bits_added_by_device_and_then_by_rank(devices: str, parts: list[Part]
+                                                                               ) -> None:  # fmt: skip
+    count, before = len(devices), unlike(len(devices))
+    expected = summed(before, devices)
+    replicas, gradients = Replicas(count, devices), [buffer.clone() for buffer in before]
+    assert in_threads(count, lambda rank: replicas.average(rank, gradients[rank], parts=parts)) == [None] * count
+    assert all(torch.equal(gradient, expected) for gradient in gradients)
+
+
+class Operations(TorchDispatchMode):
+    """What a device would be told, by name; views are not."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("a", {}),
+        ("aaa", {"add_": 2, "_foreach_copy_": 1}),
+        ("ab", {"empty_like": 2, "copy_": 2, "add_": 2}),
+        ("aaabbb", {"empty_like": 2, "copy_": 2, "add_": 4 + 2, "_foreach_copy_": 2}),
+        # Each fetches its slice from three and is fetched from by three.
+        ("abcd", {"empty_like": 12, "copy_": 12 + 12, "add_": 12}),
+    ],
+)
+def test_devices_are_told_no_more_than_it_takes(devices: str, expected: dict[str, int]) -> None:
+    count, seen = len(devices), Counter[str]()
+    replicas, gradients = Replicas(count, devices), unlike(count)
+
+    def work(rank: int) -> None:
+        with Operations(seen):
+            replicas.average(rank, gradients[rank])
+
+    assert in_threads(count, work) == [None] * count
+    assert seen == expected
+
+
+@pytest.mark.parametrize("devices", LAYOUTS)
+def test_the_mean_of_equals_is_what_they_are_to_the_bit(devices: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is refused leaves what replicas meet halfway with where it was."""
-    weights = torch.randn(10_007, generator=torch.Generator().manual_seed(1))
-    replicas, buffers = Replicas(count), [[weights.clone()] for _ in range(count)]
+    monkeypatch.setattr(trainer.replicas, "MEAN_CHUNK", 4000)
+    weights, count = torch.randn(10_007, generator=torch.Generator().manual_seed(1)), len(devices)
+    replicas, buffers = Replicas(count, devices), [[weights.clone()] for _ in range(count)]
     assert in_threads(count, lambda rank: replicas.mean(rank, buffers[rank])) == [None] * count
     assert all(torch.equal(buffer, weights) for (buffer,) in buffers)
 
 
-def test_the_mean_of_replicas_that_differ_is_theirs_and_the_same_for_all() -> None:
-    parts = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
-    replicas, buffers = Replicas(3), [[part.clone()] for part in parts]
-    assert in_threads(3, lambda rank: replicas.mean(rank, buffers[rank])) == [None] * 3
+@pytest.mark.parametrize("devices", LAYOUTS)
+def test_the_mean_of_replicas_that_differ_is_theirs_and_the_same_for_all(devices: str, monkeypatch: pytest.MonkeyPatch
+                                                                        ) -> None:  # fmt: skip
+    monkeypatch.setattr(trainer.replicas, "MEAN_CHUNK", 400)
+    count = len(devices)
+    parts = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) for rank in range(count)]
+    replicas, buffers = Replicas(count, devices), [[part.clone()] for part in parts]
+    assert in_threads(count, lambda rank: replicas.mean(rank, buffers[rank])) == [None] * count
     assert all(torch.equal(buffer, buffers[0][0]) for (buffer,) in buffers)
     torch.testing.assert_close(buffers[0][0], torch.stack(parts).mean(dim=0))
 
@@ -130,12 +195,32 @@ def test_a_replicas_own_norm_is_of_what_it_took_whatever_others_have_added_since
         assert flat.norm() == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_parts_are_added_up_each_on_its_own_to_the_same_bits() -> None:
-    buffers = [torch.randn(1003, generator=torch.Generator().manual_seed(rank)) * 10.0**rank for rank in range(3)]
-    expected = (buffers[0] + buffers[1]) + buffers[2]
-    parts, replicas = [Part(low=700, high=1003), Part(low=0, high=1), Part(low=1, high=700)], Replicas(3)
-    assert in_threads(3, lambda rank: replicas.average(rank, buffers[rank], parts=parts)) == [None] * 3
-    assert all(torch.equal(buffer, expected) for buffer in buffers)
+@pytest.mark.parametrize(
+    ("sizes", "layers"),
+    [
+        # Of 14 MB each, and 7 MB before them.
+        ({"hidden": 576, "layers": 3, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536}, [[2, 1], [0]]),
+        # Of 772 MB each, and 336 MB before them.
+        ({"hidden": 4096, "layers": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 12288},
+         [[4], [3], [2], [1], [0], []]),
+        ({"hidden": 16, "layers": 3, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate": 24}, [[2, 1, 0]]),
+    ],
+    ids=["smollm2", "qwen3-8b", "tiny"],
+)  # fmt: skip
+def test_layers_travel_together_until_they_are_worth_a_copy(sizes: dict[str, int], layers: list[list[int]]) -> None:
+    with torch.device("meta"):
+        flat = FlatWeights(Drafter(DrafterShape(**sizes, captured=5, rms_norm_eps=1e-6, rope_theta=1e4)))
+        flat.collect_early(lambda: None)
+    assert flat.parts[0].high == len(flat.exchanged) and flat.parts[-1].low == 0
+    assert all(one.low == other.high for one, other in itertools.pairwise(flat.parts)), "from the end to the beginning"
+    assert len(flat.parts) == 1 or all(4 * (part.high - part.low) >= PART_BYTES for part in flat.parts)
+    there = [
+        [number for number in reversed(range(sizes["layers"])) if any(
+            place.name.startswith(f"layers.{number}.") and len(place.shape) > 1 and part.low <= place.start < part.high
+            for place in flat.places
+        )] for part in flat.parts
+    ]  # fmt: skip
+    assert there == layers
 
 
 def test_replicas_that_differ_in_one_bit_are_found_and_equal_ones_are_not() -> None:
