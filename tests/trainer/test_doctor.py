@@ -467,7 +467,7 @@ def test_weights_that_no_gradient_reaches_are_named(settings: dict[str, Any], mo
 
     monkeypatch.setattr(Drafter, "forward", cut_off)
     found = examined(settings, "step")["step"]
-    assert found.status == "fail" and "no gradient reaches fc.weight" in found.evidence
+    assert found.status == "fail" and "no gradient reaches hidden_norm.weight, fc.weight" in found.evidence
 
 
 def test_kernels_whose_backward_computes_something_else_are_named(

@@ -314,7 +314,7 @@ def test_nan_ends_the_run_before_the_optimizer_and_names_worker_step_and_last_ch
 
     def poison(training: Any) -> None:
         kept.append(weights_of(training, 0).clone())
-        weights_of(training, 1)[5] = math.nan
+        training.members[1].weights()["fc.weight"][0, 5] = math.nan
 
     training = train(settings, expect=1, before=poison)
     assert torch.equal(weights_of(training, 0), kept[0])
