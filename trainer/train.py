@@ -32,6 +32,7 @@ from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target, drafter_shape, load_targets, load_tokenizer, see_that_documents_stay_apart
 from trainer.nonfinite import Refusals, first_trouble
 from trainer.pipeline import Aborted, Crew, Worker
+from trainer.replica import Replica
 from trainer.replicas import Replicas, check_equal, weight_hash
 from trainer.report.reporter import Reporter
 from trainer.report.stages import Stages
