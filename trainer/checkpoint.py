@@ -9,12 +9,10 @@ is a function of (seed, step, row).
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer import inputs
-from trainer.kept import sync_folder
+from trainer.files import describe, sync_folder, write_synced, write_whole
 
 MARKER = inputs.MARKER
 WEIGHTS = "drafter.safetensors"
@@ -59,22 +57,20 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         sync_folder(root.parent)
     if run is not None and run_of_root(root) != run:
-        aside = root / f".{RUN}.partial"
-        _write(aside, _as_json({"run": run}))
-        aside.replace(root / RUN)
+        write_whole(root / RUN, _as_json({"run": run}), durable=True, locked=True)
     path = root / f"step-{checkpoint.step}"
     aside = root / f".{path.name}.partial"
     _remove(aside)
     aside.mkdir()
     try:
         files = {
-            WEIGHTS: _write(aside / WEIGHTS, _as_safetensors(checkpoint.weights)),
-            OPTIMIZER: _write(aside / OPTIMIZER, _as_safetensors(checkpoint.optimizer)),
-            STATE: _write(aside / STATE, _as_json({"step": checkpoint.step, **checkpoint.state})),
+            WEIGHTS: write_synced(aside / WEIGHTS, _as_safetensors(checkpoint.weights)),
+            OPTIMIZER: write_synced(aside / OPTIMIZER, _as_safetensors(checkpoint.optimizer)),
+            STATE: write_synced(aside / STATE, [_as_json({"step": checkpoint.step, **checkpoint.state})]),
         }
         if checkpoint.averages:
-            files[AVERAGES] = _write(aside / AVERAGES, _as_safetensors(checkpoint.averages))
-        _write(aside / MARKER, _as_json({"step": checkpoint.step, "files": files}))
+            files[AVERAGES] = write_synced(aside / AVERAGES, _as_safetensors(checkpoint.averages))
+        write_synced(aside / MARKER, [_as_json({"step": checkpoint.step, "files": files})])
         sync_folder(aside)
         # Of this run only a damaged one can be there: after a whole checkpoint no step before it is trained again.
         if path.exists():
@@ -188,8 +184,8 @@ def _field(path: Path, key: str) -> str | None:
         return None
 
 
-def _as_json(facts: dict[str, Any]) -> list[bytes]:
-    return [json.dumps(facts, indent=1).encode() + b"\n"]
+def _as_json(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts, indent=1).encode() + b"\n"
 
 
 def _as_safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -204,27 +200,6 @@ def _as_safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     for tensor in tensors.values():
         assert tensor.dtype == torch.float32
         yield memoryview(tensor.detach().cpu().contiguous().flatten().numpy()).cast("B")
-
-
-def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and sync; returns the size and hash of what was meant, which `describe` finds out of what is there."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for part in parts:
-            file.write(part)
-            digest.update(part)
-            size += len(part)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _remove(path: Path) -> None:

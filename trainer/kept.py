@@ -1,9 +1,8 @@
-"""What outlives a run: the folders of compiled code and tokenised data, by which the next start is quicker; that it is
-on the disk; and in what it was made otherwise than now."""
+"""What outlives a run: the folders of compiled code and tokenised data, by which the next start is quicker; and in what
+it was made otherwise than now."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,6 @@ def kept_folder(directory: Path, name: str, environ: Mapping[str, str]) -> Path:
     in WORKDIR, which is of this machine alone."""
     directory = directory.absolute()
     return (directory.parents[1] if environ.get("SPECCTL_RUN_DIR") else directory.parent) / name
-
-
-def sync_folder(folder: Path) -> None:
-    """What was made or renamed in it is there after a crash of the machine, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint
-from trainer.checkpoint import describe
 from trainer.config import Config, ConfigError, expand_path
-from trainer.export import contract, loading, source
+from trainer.export import contract, loading, package, source
+from trainer.files import describe
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target
 
@@ -78,7 +78,7 @@ def find(config: Config, target: Target, shape: DrafterShape, *, say: Callable[[
 
 
 def _is_published(path: Path) -> bool:
-    return any((path / name).is_file() for name in (contract.NAME, loading.CONFIG))
+    return any((path / name).is_file() for name in (contract.NAME, package.CONFIG))
 
 
 def _checkpoint(path: Path, config: Config, say: Callable[[str], None]) -> Start:

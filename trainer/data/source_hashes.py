@@ -19,10 +19,10 @@ from typing import IO, Any
 from trainer.config import ConfigError
 from trainer.data.source_files import Source
 from trainer.data.sources import python_docs
+from trainer.files import sha256_of, write_whole
 
 TICK_NS = 2 * 10**9
 """A file that was changed this shortly before it was hashed may change again without its times telling."""
-HASHED_BYTES = 1 << 20
 
 
 def content_of(root: Path, source: Source) -> list[str]:
@@ -45,16 +45,13 @@ def _hash_of_file(known: Path, file: Path) -> str:
             noted = json.loads(note.read_bytes())
             if noted["state"] == state:
                 return str(noted["sha256"])
-        began_ns, digest = time.time_ns(), hashlib.sha256()
-        while chunk := content.read(HASHED_BYTES):
-            digest.update(chunk)
+        began_ns = time.time_ns()
+        digest = sha256_of(content)
         if _state(content) == state and max(state["mtime_ns"], state["ctime_ns"]) < began_ns - TICK_NS:
             with contextlib.suppress(OSError):  # it is hashed again the next time
                 known.mkdir(exist_ok=True)
-                aside = note.with_suffix(f".{os.getpid()}")
-                aside.write_text(json.dumps({"file": str(file), "state": state, "sha256": digest.hexdigest()}))
-                aside.replace(note)
-    return digest.hexdigest()
+                write_whole(note, json.dumps({"file": str(file), "state": state, "sha256": digest}).encode())
+    return digest
 
 
 def _state(file: IO[bytes]) -> dict[str, int]:

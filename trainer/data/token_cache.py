@@ -28,7 +28,7 @@ from trainer.config import ConfigError
 from trainer.data.source_files import Source
 from trainer.data.source_hashes import content_of, hash_of
 from trainer.data.sources import BadRecord, where
-from trainer.kept import sync_folder
+from trainer.files import sync_folder, write_synced
 
 VERSION = 1
 HEADER = "header.json"
@@ -173,10 +173,7 @@ class Writer:
             "first": [[bad.source, bad.at, bad.why] for bad in self.refused.first],
             "sizes": {name: (self.folder / name).stat().st_size for name in FILES},
         }  # fmt: skip
-        with (self.folder / HEADER).open("w", encoding="utf-8") as header:
-            json.dump({"hash": hash_of(body), "body": body}, header)
-            header.flush()
-            os.fsync(header.fileno())
+        write_synced(self.folder / HEADER, [json.dumps({"hash": hash_of(body), "body": body}).encode()])
         sync_folder(self.folder)
 
 

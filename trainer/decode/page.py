@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
 from trainer.decode.evaluate import ALL
+from trainer.files import replacing
 
 ALONE = "the target alone"
 
@@ -82,12 +82,10 @@ def picture(found: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        figure.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
-        aside.replace(path)
+        with replacing(path) as file:
+            figure.savefig(file, dpi=150, format=path.suffix.lstrip(".") or "png")
     except (OSError, ValueError) as error:
-        aside.unlink(missing_ok=True)
         raise ConfigError(f"--png: {path} cannot be written: {error}") from None
     finally:
         plt.close(figure)

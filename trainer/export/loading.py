@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoint import describe
 from trainer.config import ConfigError
 from trainer.export import contract, formats
 from trainer.export.contract import Contract, FileFacts, Layout, TargetFacts
 from trainer.export.package import CONFIG, WEIGHTS
 from trainer.export.source import DTYPES
+from trainer.files import describe
 from trainer.inputs import weights_problem
 from trainer.kept import changed
 from trainer.model.drafter import Drafter, DrafterShape

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from trainer.config import ConfigError
 from trainer.export import contract, formats
 from trainer.export.contract import Contract, FileFacts, Format, Gate, Layout
 from trainer.export.source import DTYPES, DtypeName, Source
-from trainer.kept import sync_folder
+from trainer.files import sync_folder, write_synced
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -52,11 +51,8 @@ class Package:
         made = Contract(
             format=self.format, layout=self.layout, dtype=self.dtype, origin=self.source.origin,
             target=self.source.target, torch=torch.__version__, gate=gate,
-            files={name: FileFacts(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-                   for name, data in files.items()},
+            files={name: _write(directory / name, data) for name, data in files.items()},
         )  # fmt: skip
-        for name, data in files.items():
-            _write(directory / name, data)
         write_contract(directory, made)
         return made
 
@@ -128,11 +124,9 @@ def _see_that_it_may_be_replaced(to: Path) -> None:
         raise ConfigError(f"--to {to}: is no export of this trainer, and is not replaced; name another") from None
 
 
-def _write(path: Path, data: bytes) -> None:
-    with _told(path), path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, data: bytes) -> FileFacts:
+    with _told(path):
+        return FileFacts(**write_synced(path, [data]))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from typing import Any
 
 from trainer import lock
 from trainer.config import ConfigError
-from trainer.kept import changed, sync_folder
+from trainer.files import write_whole
+from trainer.kept import changed
 
 TRAIN, HELD_OUT, PROGRESS = "train.jsonl", "held-out.jsonl", "progress.json"
 
@@ -87,13 +88,8 @@ class Store:
             "next": next_, "written": written, "dropped": dict(sorted(dropped.items())), "bytes": sizes,
             "made_with": self.made_with,
         }  # fmt: skip
-        aside = self.directory / f".{PROGRESS}.partial"
-        with aside.open("wb") as file:
-            file.write(json.dumps(facts, indent=1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.directory / PROGRESS)
-        sync_folder(self.directory)
+        data = json.dumps(facts, indent=1).encode() + b"\n"
+        write_whole(self.directory / PROGRESS, data, durable=True, locked=True)
 
     def _go_on(self) -> None:
         path = self.directory / PROGRESS
