@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 TRAVELS = (
-    "__init__.py", "record.py", "model", "errors.py", "ailments.py", "frames.py", "manifest.py", "logscan", "agent",
+    "__init__.py", "record.py", "model", "errors.py", "ailments.py", "frames.py", "manifest.py", "logscan", "whole.py",
+    "agent",
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUICK_S = 30.0

@@ -6,12 +6,12 @@ content, so a changed wheel makes another environment, and a folder that only mo
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator import whole
 from orchestrator.errors import ConfigError
 
 SUFFIXES = (".whl", ".tar.gz", ".zip")
@@ -67,12 +67,8 @@ def collect(folder: Path) -> Wheelhouse:
 
 
 def _read(path: Path) -> Wheel:
-    total, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            total.update(block)
-            size += len(block)
-    return Wheel(path=path, sha256=total.hexdigest(), size=size)
+        return Wheel(path=path, sha256=whole.sha256_of(file), size=file.tell())
 
 
 def tar(wheels: Collection[Wheel]) -> Iterator[bytes]:

@@ -15,19 +15,10 @@ from typing import Any
 
 
 def write_whole(path: str, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
-    """Replaces `path` by `data`: a reader sees the old content or the new, never a part."""
-    aside = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(fd)
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
+    """Replaces `path` by `data`, in which nobody else may write, whatever the umask: see `whole.replacing`."""
+    from orchestrator import whole  # which a look at a run need not load
+
+    whole.write_whole(path, data, mode=mode, durable=durable)
 
 
 def write_json(path: str, value: Any, *, durable: bool = False, block_bytes: int = 1) -> None:

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 from typing import Any
 
+from orchestrator import whole
 from orchestrator.agent import lease, place, prepare
 from orchestrator.agent.main import Call, Refusal
 from orchestrator.manifest import Entry, bundle_hash
@@ -91,15 +92,11 @@ def scan(root: str) -> list[Entry]:
             if relative == COMPLETE:
                 continue
             if os.path.islink(path):
-                content, kind = os.fsencode(os.readlink(path)), "link"
+                content = os.fsencode(os.readlink(path))
                 entries.append(Entry(path=relative, kind="link", sha256=hashlib.sha256(content).hexdigest()))
                 continue
-            digest = hashlib.sha256()
             with open(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            kind = "program" if os.stat(path).st_mode & 0o100 else "file"
-            entries.append(
-                Entry(path=relative, kind="program" if kind == "program" else "file", sha256=digest.hexdigest())
-            )
+                digest = whole.sha256_of(file)
+            program = os.stat(path).st_mode & 0o100
+            entries.append(Entry(path=relative, kind="program" if program else "file", sha256=digest))
     return entries

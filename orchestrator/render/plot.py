@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from orchestrator import whole
 from orchestrator.errors import ConfigError
 from orchestrator.health import age
 from orchestrator.render.text import one_line, plain
@@ -120,12 +120,10 @@ def picture(result: Result, path: Path) -> None:
             axis.spines[side].set_visible(False)
     axes[0, 0].legend(frameon=False, fontsize="small")
     axes[-1, 0].set_xlabel("step" if result.by == "step" else f"{unit} since the launch")
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial{path.suffix}")
     try:
-        figure.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
-        aside.replace(path)
+        with whole.replacing(path) as file:
+            figure.savefig(file, dpi=150, format=path.suffix.lstrip(".") or "png")
     except (OSError, ValueError) as error:
-        aside.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error}", hint="--png FILE.png, or .svg or .pdf") from None
     finally:
         plt.close(figure)

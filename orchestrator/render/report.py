@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from orchestrator import whole
 from orchestrator.errors import ConfigError, SpecctlError
 from orchestrator.health import age
 from orchestrator.render import show as show_show
@@ -85,13 +85,9 @@ def refuse(path: Path, *, force: bool) -> None:
 def save(text: str, path: Path) -> int:
     """Writes it whole or not at all; returns its size in bytes. Raises `ConfigError`."""
     data = text.encode(errors="backslashreplace")
-    place = path.resolve()  # through a link: what it points to is replaced, and it stays
-    aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        aside.write_bytes(data)
-        aside.replace(place)
+        whole.write_whole(path.resolve(), data)  # through a link: what it points to is replaced, and it stays
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise _unwritten(path, error) from None
     return len(data)
 

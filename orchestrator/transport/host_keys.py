@@ -16,7 +16,7 @@ from pathlib import Path
 
 import paramiko
 
-from orchestrator import index
+from orchestrator import index, whole
 from orchestrator.errors import HostKeyError
 from orchestrator.record import record
 from orchestrator.transport import known_hosts
@@ -107,14 +107,7 @@ def _append(path: Path, line: str) -> None:
     before = path.read_bytes() if path.exists() else b""
     if before and not before.endswith(b"\n"):
         before += b"\n"
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    aside.touch(mode=0o600)
-    with aside.open("wb") as file:
-        file.write(before + line.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    whole.write_whole(path, before + line.encode(), mode=0o600, durable=True)
 
 
 # --- what to say ----------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import index
+from orchestrator import index, whole
 from orchestrator.fleet import Fleet, TargetView
 from orchestrator.model import Misfit, Probe, from_json, to_json
 from orchestrator.record import record
@@ -48,11 +47,9 @@ def keep(board: Board) -> None:
         for one in board.sightings() if one.view is not None and one.age_s is not None
     ]  # fmt: skip
     path = _file(board.fleet)
-    aside = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # only a convenience
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside.write_text(json.dumps([to_json(one) for one in kept]))
-        aside.replace(path)
+        whole.write_whole(path, json.dumps([to_json(one) for one in kept]).encode())
 
 
 def _file(fleet: Fleet) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import health, index
+from orchestrator import health, index, whole
 from orchestrator.errors import NoAnswer, UnreachableError
 from orchestrator.fleet import Fleet
 from orchestrator.health import age
@@ -77,9 +76,7 @@ class Bookmark:
         self.start, self.ended = self.start if start is None else start, self.ended or ended
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.path.with_suffix(f".{os.getpid()}.tmp")  # the same watch may go on twice
-            aside.write_text(json.dumps({"start": self.start, "ended": self.ended}))
-            aside.replace(self.path)
+            whole.write_whole(self.path, json.dumps({"start": self.start, "ended": self.ended}).encode())
 
 
 @dataclass(kw_only=True, slots=True)

@@ -93,7 +93,7 @@ def test_its_own_page_is_replaced_and_no_other_file_is(runs: tuple[Specctl, str,
     assert "is a directory" in specctl("report", good, "-o", ".").err
     assert "is no file" in specctl("report", good, "-o", "/dev/null").err
     assert "there is no such folder" in specctl("report", good, "-o", "nowhere/x.html").err
-    assert not list(specctl.project.glob(".*.partial"))
+    assert not list(specctl.project.glob(".*.tmp"))
 
 
 def test_a_page_on_stdout_is_the_page_alone(runs: tuple[Specctl, str, str]) -> None:
