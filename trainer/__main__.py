@@ -17,11 +17,12 @@ import sys
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.decode import command as decoding
+from trainer.distributed.ranks import ranks_from_environment, settled
+from trainer.distributed.reporting import reporter_for
 from trainer.inputs import drafter_problem
 from trainer.report import tracking
 from trainer.report.console import complain, terminal
 from trainer.report.records import RunIdentity, identity_from_environment
-from trainer.report.reporter import Reporter
 from trainer.stopping import StopRequest
 
 
@@ -71,18 +72,21 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb != "train":
         return answer(arguments)
 
+    ranks = ranks_from_environment(os.environ)
     stop = StopRequest()
-    stop.listen()
+    if ranks is None or ranks.leads:  # the others have nothing to say before they train, and end by the signal itself
+        stop.listen()
     try:
-        config = load_config(arguments.config)
+        config = settled(load_config(arguments.config), ranks)
         identity = identity_from_environment(os.environ)
         if identity is None:
             directory = expand_path(config.output_dir, key="output_dir").absolute()
             identity = RunIdentity(directory=directory, run_id=directory.name)
-        reporter = Reporter(identity)
+        reporter = reporter_for(identity, ranks)
         reporter.open()
     except ConfigError as error:
-        complain(str(error))
+        if ranks is None or ranks.speaks_here:
+            complain(str(error))
         return 2
     stop.on_exit = reporter.last_words
     reporter.phase("import")
@@ -90,9 +94,15 @@ def main(argv: list[str] | None = None) -> int:
         # A run with checkpoints goes on from one of those.
         check_inputs(config, starts=drafter_problem(identity.directory / "checkpoints") is not None)
         tracking.check(config.tracking, os.environ)
-        from trainer.train import train  # torch takes seconds, and the phase says so
+        # torch takes seconds, and the phase says so
+        if ranks is not None:
+            from trainer.distributed.training import train as train_together
 
-        ending = train(config, reporter, stop, must_resume=arguments.resume)
+            ending = train_together(config, reporter, stop, ranks, must_resume=arguments.resume)
+        else:
+            from trainer.train import train
+
+            ending = train(config, reporter, stop, must_resume=arguments.resume)
     except ConfigError as error:
         reporter.complain(str(error))
         reporter.ended(code=2, stopped=False, error=str(error))
@@ -105,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     if stuck:
         # A thread inside a kernel cannot be stopped, and would take the interpreter's shutdown down with it.
         reporter.complain(f"left behind: {', '.join(stuck)}")
+    if stuck or (ranks is not None and ending.code):  # or it would wait for processes that have gone
+        sys.stdout.flush()
         os._exit(ending.code)
     return ending.code
 

@@ -187,3 +187,4 @@ def settle_thread(device: torch.device, *, cpu_threads: int, compiles: bool) -> 
 
     dynamo.recompile_limit = RECOMPILE_LIMIT
     dynamo.automatic_dynamic_shapes = False
+    dynamo.optimize_ddp = False  # it would cut a layer where DDP cuts the gradients

@@ -375,6 +375,10 @@ class Config(Model):
     maker says of the card; of one that nobody knows, and of a CPU, there is no MFU."""
     queue_depth: Count = 2
     """Micro-batches that may wait in front of each drafter, and pieces of work in front of each target thread."""
+    engine: Literal["auto", "threads", "ddp", "fsdp2"] = "auto"
+    """What keeps several drafters in step. threads: one process, whose threads add up their gradients. Under torchrun,
+    which starts a process for each device: ddp, every process holds all weights; fsdp2, each holds a shard of weights,
+    gradients and optimizer. auto: threads in one process, ddp under torchrun."""
     devices: Devices
     compile_on_cpu: Literal["off", "aot_eager"] = "off"
     """aot_eager: trace on the CPU what is compiled on CUDA, under the same rules; slower, to try those rules out."""

@@ -44,6 +44,7 @@ class Refusals:
     def __init__(self, config: Config, reporter: Reporter, rows: Rows) -> None:
         self.config, self.reporter, self.rows = config, reporter, rows
         self.count, self._allowed = 0, config.max_refused
+        self.no_culprit = "each drafter's own are finite, their sum is not"
 
     def go_on(self, count: int) -> None:
         """As after so many."""
@@ -69,7 +70,7 @@ class Refusals:
                 f" {self._allowed}): {worker}; {_few('samples', samples)}"
             )
             return
-        where = "each drafter's own are finite, their sum is not"
+        where = self.no_culprit
         if own:
             where, rows = look_again(share)
         samples = self._samples(rows)

@@ -166,13 +166,16 @@ class Replica:
 
         Once compiling is forbidden, a batch of a shape that was not warmed is an error that names it.
         """
+        self._begin(batch)
+        with self.timer.measure("drafter forward + backward", self.device, batch.step):
+            self._run((batch.shape, self.flat.adds), batch.inputs(), self._forward_backward)
+
+    def _begin(self, batch: MicroBatch) -> None:
         if batch.ready is not None:
             begin = mark(self.device)
             torch.cuda.current_stream(self.device).wait_event(batch.ready)
             self._stalls.append(Span(begin=begin, end=mark(self.device)))
         self._weight_sum.fill_(batch.weight_sum / self.scale)
-        with self.timer.measure("drafter forward + backward", self.device, batch.step):
-            self._run((batch.shape, self.flat.adds), batch.inputs(), self._forward_backward)
 
     # --- what a device does in a step -------------------------------------------------------------------------------
 
@@ -291,6 +294,10 @@ class Replica:
         """The weights' moving average, no copy, by the same names; empty if none is kept."""
         return self.drafter.apart(self.flat.named(self.ema.weights)) if self.ema is not None else {}
 
+    def served(self) -> dict[str, Tensor]:
+        """Those that a server would be given."""
+        return self.averages() or self.weights()
+
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's own state, no copy, by the weight's name: `exp_avg.NAME`, `exp_avg_sq.NAME`."""
         return {
@@ -339,3 +346,8 @@ class Replica:
         """The flat buffers that a replica goes on from: weights, moments, the moving average if there is one."""
         averages = [self.ema.weights] if self.ema is not None else []
         return [self.flat.weights, *self.optimizer.moments.values(), *averages]
+
+    @property
+    def state_bytes(self) -> int:
+        """What a checkpoint of it takes."""
+        return sum(buffer.nbytes for buffer in self.state())

@@ -174,10 +174,9 @@ class Saves:
                 step=step, weights=member.weights(), optimizer=member.moments(), averages=member.averages(), state=state
             ))  # fmt: skip
         except OSError as error:
-            size_bytes = sum(buffer.nbytes for buffer in member.state())
             raise SaveFailed(
                 f"checkpoint step-{step} cannot be written to {self.root}: {error.strerror or error} (it takes"
-                f" {size_bytes / (1 << 20):,.1f} MiB); last good checkpoint: {self.last}"
+                f" {member.state_bytes / (1 << 20):,.1f} MiB); last good checkpoint: {self.last}"
             ) from None
         self.last = str(path)
         seconds = time.monotonic() - started

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -59,7 +60,12 @@ class Ending:
 
 def train(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False) -> Ending:
     """Train to the last step, or to the step that a signal interrupts. Raises `ConfigError` before training starts."""
-    training = prepare(config, reporter, stop, must_resume=must_resume)
+    return run(prepare(config, reporter, stop, must_resume=must_resume))
+
+
+def run(training: Training) -> Ending:
+    """The steps that are left of it."""
+    config, reporter, stop = training.config, training.reporter, training.stop
     if training.steps_done >= config.steps:
         reporter.say(f"nothing to do: step {training.steps_done} of {config.steps} is done; raise steps to go on")
         return Ending(code=0, stuck=[])
@@ -315,7 +321,9 @@ class Training:
         return "done once more everything is finite, which points to the hardware", share.rows
 
     def _save(self) -> None:
-        member = self.members[min(self.members)]
+        self._save_of(self.members[min(self.members)])
+
+    def _save_of(self, member: Any) -> None:
         started = time.monotonic()
         self.saves.save(
             member, step=self.steps_done, cursor=self.cursor, skipped=self.refusals.count, tokens=self.tally.tokens
@@ -393,10 +401,15 @@ class Training:
         come have no room."""
         if found := self.saves.find(must_resume=must_resume):
             self.restore(found)
-        elif start := starting.find(self.config, self.targets[self.rank], self.shape, say=self.reporter.say):
+        elif start := self._start():
             self.begin_with(start)
-        size_bytes = sum(buffer.nbytes for buffer in self.members[self.rank].state())
-        self.saves.check_room(size_bytes, steps_done=self.steps_done)
+        self._see_that_there_is_room()
+
+    def _start(self) -> Start | None:
+        return starting.find(self.config, self.targets[self.rank], self.shape, say=self.reporter.say)
+
+    def _see_that_there_is_room(self) -> None:
+        self.saves.check_room(self.members[self.rank].state_bytes, steps_done=self.steps_done)
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from `found` as if the run had never ended."""

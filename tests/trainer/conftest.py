@@ -135,6 +135,18 @@ def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """See `fork_server.py`."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.fork_server"], cwd=REPOSITORY, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    yield server
+    server.communicate()
+
+
 @pytest.fixture(scope="session")
 def taught_target(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the tiny target after it has learnt to answer (`taught.py`)."""

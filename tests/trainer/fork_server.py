@@ -1,9 +1,10 @@
 """A process that has imported the trainer and forks for each run: an import takes seconds, a fork takes none.
 
 Reads a request a line from stdin (JSON: `argv` of the trainer, or `save`, a step to save a small checkpoint of and
-nothing else; `run_dir`, `out` for its stdout and stderr, `death`), says the child's pid, and when it has ended its wait
-status. `death` is when the child sends itself a signal: as soon as it has touched (opened, made, renamed, removed)
-something with `place` in its path for the `after`th time, and `delay_s` later.
+nothing else; `run_dir`, `out` for its stdout and stderr; `death`; and, where several are to train together,
+`processes`, which torch's agent starts as torchrun does, and `planted`, Python that runs first in each), says the
+child's pid, and when it has ended its wait status. `death` is when the child sends itself a signal: as soon as it has
+touched (opened, made, renamed, removed) something with `place` in its path for the `after`th time, and `delay_s` later.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
 import transformers.models.llama.modeling_llama
 import transformers.models.llama.tokenization_llama  # noqa: F401
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+import trainer.distributed.training
 import trainer.train  # noqa: F401
 from trainer import checkpoint
 from trainer.__main__ import main as main_of_trainer
@@ -44,10 +50,35 @@ def run(request: dict[str, Any]) -> int:
     os.environ |= {f"SPECCTL_{name}": value for name, value in identity.items()}
     if request["death"]:
         sys.addaudithook(Death(**request["death"]).look)
-    code = save(Path(request["run_dir"]), request["save"]) if request["save"] else main_of_trainer(request["argv"])
+    if "processes" in request:
+        code = together(request["processes"], request["argv"], request.get("planted", ""))
+    elif request["save"]:
+        code = save(Path(request["run_dir"]), request["save"])
+    else:
+        code = main_of_trainer(request["argv"])
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def together(processes: int, argv: list[str], planted: str) -> int:
+    settings = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, max_restarts=0, monitor_interval=0.1, start_method="fork",
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="together",
+    )  # fmt: skip
+    try:
+        elastic_launch(settings, one_of_them)(argv, planted)
+    except (ChildFailedError, SignalException) as error:
+        print(f"{type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def one_of_them(argv: list[str], planted: str) -> None:
+    exec(planted, {})
+    code = main_of_trainer(argv)
+    if code:
+        sys.exit(code)
 
 
 def save(root: Path, step: int) -> int:

@@ -9,14 +9,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.support import REPOSITORY, documents, events, records, write_config
+from tests.trainer.support import documents, events, records, write_config
 from trainer.checkpoint import AVERAGES, OPTIMIZER, WEIGHTS, latest, steps_on_disk
 
 Run = Callable[..., int]
@@ -25,17 +24,6 @@ RECORDS_A_STEP = 1 + 1 + 2 + 2
 """Lines of metrics.jsonl: the run's, the loader's, two targets' and two drafters'."""
 TOUCHES_A_SAVE = 8
 """Of what is written aside: made, five files opened, synced, renamed."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.trainer.fork_server"], cwd=REPOSITORY, text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    yield server
-    server.communicate()
 
 
 @pytest.fixture

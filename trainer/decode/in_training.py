@@ -63,7 +63,7 @@ class Evaluations:
         device = self._engine.target.device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), torch.no_grad():
             with self._engine.stream():
-                self._drafter.load_state_dict(member.averages() or member.weights())
+                self._drafter.load_state_dict(member.served())
             found = run(self._engine, self._prompts, max_tokens=self._most).acceptance
         self._reporter.event(
             "evaluation", step=step, tau=found.tau, kept_by_slot=found.by_slot, verifications=found.verifications,

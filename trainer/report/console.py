@@ -116,14 +116,19 @@ class PlainConsole:
         os.write(1, line)
 
 
-def step_lines(done: RunStep) -> str:
-    """A line per worker (the loader has none), then one for the run."""
+def worker_lines(done: RunStep) -> list[str]:
+    """One per worker; the loader has none."""
     step = f"step={done.step}"
-    lines = [
+    return [
         f"worker={one.name} tok/s={one.tok_s:.1f}" if one.loss is None
         else f"{step} worker={one.name}{_figure('loss', one.loss, '.4f')} tok/s={one.tok_s:.1f}"
         for one in done.workers if one.tok_s is not None
     ]  # fmt: skip
+
+
+def step_lines(done: RunStep) -> str:
+    """A line per worker, then one for the run."""
+    lines, step = worker_lines(done), f"step={done.step}"
     tau = "" if done.tau is None else f" tau={done.tau:.2f}"
     mfu = "" if done.mfu is None else f" mfu={done.mfu:.1%}"
     lines.append(

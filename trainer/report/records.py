@@ -65,14 +65,18 @@ class Records:
     def open(self, *, complain: Callable[[str], None]) -> None:
         """Make the directory, lock it, and start the heartbeat. Raises `ConfigError` where no directory can be, or
         another training is at work."""
-        try:
-            self.identity.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output_dir: cannot make {self.identity.directory}: {error.strerror}") from None
+        self.make_directory()
         self._lock = lock.hold(self.identity.directory, complain=complain)
         for name in APPENDED:
             self._end_line(name)
         self.heartbeat.start()
+
+    def make_directory(self) -> None:
+        """Raises `ConfigError` where there can be none."""
+        try:
+            self.identity.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output_dir: cannot make {self.identity.directory}: {error.strerror}") from None
 
     def close(self) -> None:
         """Another training may write there from now on."""

@@ -129,6 +129,14 @@ def _by_slot(name: str, values: list[float | None]) -> dict[str, float | None]:
     return {f"{name}{slot}": value for slot, value in enumerate(values, start=1)}
 
 
+def stacks_told(what: str, stacks: Mapping[str, str]) -> str:
+    """By thread, for people."""
+    told = [f"watchdog: {what}; what the threads do:"]
+    for name, stack in stacks.items():
+        told += [f"  in {name}:", *("    " + line for line in stack.rstrip().splitlines())]
+    return "\n".join(told)
+
+
 class Reporter:
     """Says what happens, from any thread."""
 
@@ -193,6 +201,12 @@ class Reporter:
     def step(self, done: RunStep) -> None:
         """Log a step."""
         self.records.metric(done.step, **done.record())
+        self.record_workers(done)
+        self.console.step(done)
+        if self.tracking:
+            self.tracking.log(done.step, done.scalars())
+
+    def record_workers(self, done: RunStep) -> None:
         for worker in done.workers:
             lr = None if worker.loss is None else done.lr
             shares = {name: round(getattr(worker, name), 4) for name in SHARES}
@@ -201,16 +215,10 @@ class Reporter:
                 done.step, loss=worker.loss, tok_s=worker.tok_s, lr=lr, grad_norm=None, worker=worker.name, **shares,
                 **mfu,
             )  # fmt: skip
-        self.console.step(done)
-        if self.tracking:
-            self.tracking.log(done.step, done.scalars())
 
     def no_progress(self, what: str, stacks: Mapping[str, str], **facts: Any) -> None:
         """What every thread does, as lines and as an event."""
-        told = [f"watchdog: {what}; what the threads do:"]
-        for name, stack in stacks.items():
-            told += [f"  in {name}:", *("    " + line for line in stack.rstrip().splitlines())]
-        self.say("\n".join(told))
+        self.say(stacks_told(what, stacks))
         self.event("no_progress", message=what, stacks=dict(stacks), **facts)
 
     def speed(self, step: int, change: SpeedChange) -> None:

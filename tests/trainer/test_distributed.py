@@ -1,0 +1,225 @@
+"""One training in several processes, under torch's DDP and FSDP2: the same steps as in threads, and the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.support import REPOSITORY, TrainerProcess, events, losses, records, write_config
+from trainer.checkpoint import Checkpoint, latest, steps_on_disk
+from trainer.config import Config, ConfigError, load_config
+from trainer.distributed.ranks import Ranks, ranks_from_environment, settled
+
+Run = Callable[..., str]
+PACED = {"loss": {"weights": "d-pace"}, "optimizer": {"lr": 3e-3, "ema": 0.9}}
+"""What has to be known of all processes together before a step: the weights' sum, and what is not finite."""
+BREAK = """
+import os, trainer.replica
+original = trainer.replica.Replica._begin
+def broken(self, batch):
+    if batch.step == 3 and os.environ["RANK"] == "1":
+        raise ValueError("planted in one process")
+    return original(self, batch)
+trainer.replica.Replica._begin = broken
+"""
+SPOIL = """
+import os, trainer.model.target
+original = trainer.model.target.Target.features
+calls = []
+def spoilt(self, *inputs):
+    calls.append(1)
+    features = original(self, *inputs)
+    return features * float("nan") if len(calls) == 2 and os.environ["RANK"] == "1" else features
+trainer.model.target.Target.features = spoilt
+"""
+
+
+@pytest.fixture
+def run(forks: subprocess.Popen[str], settings: dict[str, Any], tmp_path: Path) -> Run:
+    """Train in so many processes, or in threads, with changed settings; returns what was printed."""
+
+    def start(run_dir: Path, processes: int | None = None, *, expect: int = 0, planted: str = "", **changed: Any
+              ) -> str:  # fmt: skip
+        run_dir.mkdir(exist_ok=True)
+        own = {**settings, **changed}
+        if processes:
+            own["devices"] = {"target": ["cpu"], "drafter": ["cpu"] * processes}
+        config, out = write_config(own, tmp_path / "config.yaml"), tmp_path / f"{run_dir.name}.log"
+        request = {
+            "argv": ["train", str(config)], "save": 0, "run_dir": str(run_dir), "death": None, "out": str(out),
+            **({"processes": processes, "planted": planted} if processes else {}),
+        }  # fmt: skip
+        out.write_text("")
+        assert forks.stdin is not None and forks.stdout is not None
+        forks.stdin.write(json.dumps(request) + "\n")
+        forks.stdin.flush()
+        forks.stdout.readline()
+        code = os.waitstatus_to_exitcode(int(forks.stdout.readline()))
+        text = out.read_text()
+        assert code == expect, text
+        return text
+
+    return start
+
+
+def saved(run_dir: Path) -> Checkpoint:
+    found = latest(run_dir / "checkpoints", say=pytest.fail)
+    assert found is not None
+    return found
+
+
+def alike(one: Checkpoint, other: Checkpoint) -> None:
+    for part in ("weights", "optimizer", "averages"):
+        tensors, others = getattr(one, part), getattr(other, part)
+        assert tensors.keys() == others.keys(), part
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, others[name], rtol=2e-3, atol=2e-4)
+
+
+# --- the same as in threads -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "changed"), [("ddp", {}), ("fsdp2", {}), ("ddp", PACED), ("fsdp2", PACED)])
+def test_processes_take_the_steps_that_threads_take(run: Run, tmp_path: Path, engine: str, changed: dict[str, Any]
+                                                    ) -> None:  # fmt: skip
+    run(tmp_path / "threads", **changed)
+    out = run(tmp_path / "processes", 2, engine=engine, **changed)
+    assert losses(tmp_path / "processes") == pytest.approx(losses(tmp_path / "threads"), rel=1e-5)
+    one, other = saved(tmp_path / "processes"), saved(tmp_path / "threads")
+    alike(one, other)
+    assert all(one.state[key] == other.state[key] for key in ("cursor", "tokens", "skipped", "must_keep"))
+
+    def of_workers(run_dir: Path) -> dict[tuple[int, str], float]:
+        rows = records(run_dir, "metrics.jsonl")
+        return {(row["step"], row["worker"]): row["loss"] for row in rows if row["loss"] and row["worker"]}
+
+    assert of_workers(tmp_path / "processes") == pytest.approx(of_workers(tmp_path / "threads"), rel=1e-5)
+    assert sorted(event["worker"] for event in events(tmp_path / "processes", "worker_up")) == [
+        "drafter-0", "drafter-1", "loader-0", "loader-1", "target-0", "target-1",
+    ]  # fmt: skip
+    assert [event["phase"] for event in events(tmp_path / "processes", "phase")] == [
+        "import", "data", "load_target", "compile_warmup", "train", "checkpoint", "train",
+    ]  # fmt: skip
+    assert "step=6 worker=drafter-0 " in out and "step=6 worker=drafter-1 " in out and out.count("\nstep=6 loss=") == 1
+    (ended,) = events(tmp_path / "processes", "ended")
+    assert (ended["code"], ended["stopped"]) == (0, False)
+
+
+def test_a_run_goes_on_in_threads_or_processes_whatever_it_was_before(run: Run, tmp_path: Path) -> None:
+    schedule = {"optimizer": {**PACED["optimizer"], "schedule": "constant"}}
+    run(tmp_path / "threads", steps=8, **schedule)
+    for steps, (engine, processes) in enumerate([("fsdp2", 4), ("auto", None), ("ddp", 1), ("fsdp2", 2)], start=1):
+        out = run(tmp_path / "changing", processes, engine=engine, steps=2 * steps, **schedule)
+        assert steps == 1 or f"resume from step-{2 * steps - 2} " in out
+    assert "engine ddp -> fsdp2" in out and out.count("resume from") == 1
+    assert losses(tmp_path / "changing") == pytest.approx(losses(tmp_path / "threads"), rel=1e-5)
+    alike(saved(tmp_path / "changing"), saved(tmp_path / "threads"))
+
+
+def test_layers_are_compiled_once_each_in_processes_that_shard_them(run: Run, settings: dict[str, Any], tmp_path: Path
+                                                                    ) -> None:  # fmt: skip
+    settings["drafter"]["layers"] = 3  # the last two by one function
+    out = run(tmp_path / "run", 1, engine="fsdp2", compile_on_cpu="aot_eager", steps=2)
+    assert "phase=compile_warmup unit=1/1 device=cpu shape=4x48+8x4 compiled=" in out
+    assert len(losses(tmp_path / "run")) == 2
+
+
+# --- how it ends ----------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_in_one_process_ends_all_with_its_own_traceback_once(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=BREAK, expect=1)
+    assert out.count("Exception in thread") == out.count("Exception in thread drafter-1:") == 1, out
+    (told,) = events(tmp_path / "run", "exception")
+    assert (told["worker"], told["type"], told["message"]) == ("drafter-1", "ValueError", "planted in one process")
+    (ended,) = events(tmp_path / "run", "ended")
+    assert ended["code"] == 1
+
+
+def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, engine="fsdp2", on_nonfinite="skip", planted=SPOIL)
+    assert "not finite, so nothing changes at step 2 (skipped 1 of at most 10): drafter-1; samples " in out
+    assert saved(tmp_path / "run").state["skipped"] == 1
+    out = run(tmp_path / "other", 2, engine="ddp", planted=SPOIL, expect=1)
+    assert out.count("NonFinite: drafter-1: loss nan") == 1
+    assert [event["worker"] for event in events(tmp_path / "other", "exception")] == ["drafter-1"]
+
+
+@pytest.fixture
+def started(settings: dict[str, Any], tmp_path: Path) -> Iterator[TrainerProcess]:
+    """By torchrun as a user types it."""
+    long = {**settings, "steps": 100_000, "checkpoint_every": 100_000, "output_dir": str(tmp_path / "run")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer",
+         "train", str(write_config(long, tmp_path / "long.yaml"))],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        env={**environment, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    yield TrainerProcess(process, tmp_path / "run")
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def test_torchrun_that_is_told_to_stop_stops_all_after_the_same_step_with_a_checkpoint(
+    started: TrainerProcess, run: Run, tmp_path: Path
+) -> None:
+    started.wait_for_step(3)
+    started.terminate()
+    _, out, err = started.finish()
+    assert "phase=stopping\n" in out and "Exception" not in err.replace("SignalException", "")
+    (step,) = steps_on_disk(tmp_path / "run" / "checkpoints")
+    last = {row["worker"]: row["step"] for row in records(tmp_path / "run", "metrics.jsonl")}
+    assert last == dict.fromkeys([None, "drafter-0", "drafter-1", "target-0", "target-1", "loader-0", "loader-1"], step)
+    (ended,) = events(tmp_path / "run", "ended")
+    assert (ended["code"], ended["stopped"]) == (0, True)
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def ranks(size: int) -> Ranks:
+    return Ranks(rank=0, size=size, local_rank=0, local_size=size)
+
+
+def configured(settings: dict[str, Any], path: Path, **changed: Any) -> Config:
+    return load_config(str(write_config({**settings, **changed}, path / "config.yaml")))
+
+
+def test_the_engine_follows_from_who_started_the_process(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = configured(settings, tmp_path)
+    assert settled(config, None).engine == "threads"
+    assert settled(config, ranks(2)).engine == "ddp"
+    environment = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert ranks_from_environment(environment) == Ranks(rank=3, size=8, local_rank=1, local_size=2)
+    assert ranks_from_environment({"RANK": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "size", "said"),
+    [
+        ({"engine": "fsdp2"}, None, "engine: fsdp2 needs a process for each device, which torchrun starts: python -m"),
+        ({"engine": "threads"}, 2, "engine: threads is one process, and torchrun has started 2; say ddp or fsdp2"),
+        ({"batch_size": 2, "devices": "auto"}, 4, "batch_size: must be a multiple of the 4 processes, is 2"),
+        ({}, 4, "devices: under torchrun each of the 4 processes has one device"),
+        ({"devices": {"target": ["cuda:0"], "drafter": ["cuda:1", "cuda:2"]}}, 2, "devices: under torchrun each"),
+        ({"sync": "params"}, 2, "sync: params is not there under torchrun (engine: ddp); leave it out, or train in"),
+        ({"on_worker_death": "degrade"}, 2, "on_worker_death: degrade is not there under torchrun"),
+        ({"engine": "fsdp2", "cuda_graphs": "on"}, 2, "cuda_graphs: on is not there under torchrun (engine: fsdp2)"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_in_a_line(
+    settings: dict[str, Any], tmp_path: Path, changed: dict[str, Any], size: int | None, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settled(configured(settings, tmp_path, **changed), size and ranks(size))
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)

@@ -1,0 +1,87 @@
+"""What one of several processes says: the one that leads speaks for the run, each for its own workers.
+
+Every process writes the lines and records of its own loader, target and drafter, of which it alone knows how busy they
+were; the run's own lines, phases, heartbeat, checkpoints and trackers come from the one that leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import TrackingConfig
+from trainer.distributed.ranks import Ranks
+from trainer.report.console import PlainConsole, worker_lines
+from trainer.report.records import RunIdentity
+from trainer.report.reporter import Reporter, RunStep, stacks_told
+
+OF_WORKERS = {"worker_up", "worker_down", "exception", "no_progress", "no_graphs"}
+
+
+def reporter_for(identity: RunIdentity, ranks: Ranks | None) -> Reporter:
+    if ranks is None:
+        return Reporter(identity)
+    # Several processes write to one terminal, in which nothing can be redrawn.
+    return (LeadingReporter if ranks.leads else FollowingReporter)(identity, ranks)
+
+
+class LeadingReporter(Reporter):
+    """Of a run in several processes, and of the first one's workers."""
+
+    def __init__(self, identity: RunIdentity, ranks: Ranks) -> None:
+        super().__init__(identity, console=PlainConsole())
+        self.ranks = ranks
+
+    def exception(self, worker: str | None, error: BaseException, **where: Any) -> None:
+        """Every process may find out what is wrong with a worker; the one whose it is tells of it."""
+        if worker is None or worker.endswith(f"-{self.ranks.rank}"):
+            super().exception(worker, error, **where)
+
+
+class FollowingReporter(LeadingReporter):
+    """Of one other process's workers alone."""
+
+    def open(self) -> None:
+        self.records.make_directory()
+
+    def track(self, config: TrackingConfig, settings: Mapping[str, Any], *, steps_done: int) -> None:
+        pass
+
+    def ended(self, *, code: int, stopped: bool, **facts: Any) -> list[str]:
+        return []
+
+    def last_words(self, stopped: bool, code: int) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+    def complain(self, line: str) -> None:
+        if self.ranks.speaks_here:
+            super().complain(line)
+
+    def event(self, name: str, **facts: Any) -> None:
+        if name in OF_WORKERS:
+            super().event(name, **facts)
+
+    def phase(self, name: str, **facts: Any) -> None:
+        self.heartbeat.enter(name)
+
+    def step(self, done: RunStep) -> None:
+        self.record_workers(done)
+        self.console.say("\n".join(worker_lines(done)))
+
+    def no_progress(self, what: str, stacks: Mapping[str, str], **facts: Any) -> None:
+        self.console.say(stacks_told(what, stacks))
+        self.event("no_progress", message=what, stacks=dict(stacks), **facts)
+
+    @property
+    def is_checkpointing(self) -> bool:
+        """Or evaluating, or whatever holds up the one that leads."""
+        return True
+
+    def advanced(self, step: int) -> None:
+        pass
+
+    def checkpointing(self, now: bool) -> None:
+        pass
