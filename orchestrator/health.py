@@ -17,6 +17,7 @@ from orchestrator.model import (
     Finding,
     GpuClaim,
     InLine,
+    LastWords,
     LogSummary,
     Probe,
     Process,
@@ -38,6 +39,8 @@ SIGNALS = {
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
 SIGKILL = 9
+OWN_FAULTS = frozenset({4, 5, 6, 7, 8, 11, 31})
+"""Signals that a process is ended by for what it did itself, and may have spoken of: an assertion that failed, say."""
 SHELL_SIGNAL = 128
 """A shell reports a child that signal N ended as exit code 128 + N."""
 SILENT_STEPS = 5
@@ -88,17 +91,21 @@ class _Look:
         self.refuted = probe.exit.never_started if probe.exit is not None and self.began else None
         """A record that says it never started, of a run that did."""
 
-    def verdict(self, state: StateName, why: str, *, error: Finding | None = None) -> Verdict:
+    def verdict(
+        self, state: StateName, why: str, *, error: Finding | None = None, words: LastWords | None = None
+    ) -> Verdict:
         if not self.probe.log.verified and self.probe.program_seen:
             why += f"; log not used: {self.probe.log.why or 'it is not verified'}"
         full = self.probe.disk.problem if self.probe.disk else None
         if full and (state in LIVE or state in BAD):
             why += f"; {'' if state in LIVE else 'now '}{full}"
+        if words is not None:
+            why += f"; {words.told}"
         return Verdict(
             state=state, why=why, observed_at=self.now, step=self.step, tok_s=self.summary.tok_s,
             loss=self.summary.loss, last_progress_at=self.progress_at,
             workers_alive=len(self.known) - len(self.gone) if self.alive else 0, workers_total=len(self.known),
-            workers_gone=[worker.name for worker in self.gone], workers=self.known, error=error,
+            workers_gone=[worker.name for worker in self.gone], workers=self.known, error=error, last_words=words,
         )  # fmt: skip
 
     def figures(self) -> str:
@@ -189,8 +196,11 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         how += f" of {hidden}, whose pipe to tee ended with 0"
     elif first is not None and first.code == 0 and (ending.code or ending.signal):
         how += " of another process of the run, whose started program had ended with exit code 0"
+    words = ending.last_words if ending.nonce == look.probe.nonce else None
     if ending.signal is not None or memory:
-        return look.verdict("KILLED", f"{how}{memory}{step}{aside}{left}", error=_blame(look, None))
+        error = _blame(look, None)
+        words = words if error is None and ending.signal in OWN_FAULTS else None
+        return look.verdict("KILLED", f"{how}{memory}{step}{aside}{left}", error=error, words=words)
     if ending.code is None:
         return look.verdict("LOST", f"the record of its end says neither exit code nor signal{step}{aside}{left}")
     if ending.code == 0 and look.phase == "stopping":
@@ -208,7 +218,8 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"
     because = f": {said_by(error, SIGNALS)}" if error else ""
-    return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error)
+    words = None if error else words
+    return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error, words=words)
 
 
 def _memory(kills: int) -> str:
@@ -290,7 +301,9 @@ def _live(look: _Look) -> Verdict:
         error = _blame(look, ended.code)
         because = f": {said_by(error, SIGNALS)}" if error else ""
         left = f"{_processes(look.alive)} left, which specctl stop ends"
-        return look.verdict("KILLED" if ended.signal else "FAILED", f"{how}{because}; {left}", error=error)
+        words = ended.last_words if error is None and (ended.signal is None or ended.signal in OWN_FAULTS) else None
+        state: StateName = "KILLED" if ended.signal else "FAILED"
+        return look.verdict(state, f"{how}{because}; {left}", error=error, words=words)
     if look.gone:
         rest = look.figures() if look.step is not None else "no step yet"
         return look.verdict("DEGRADED", f"{_gone(look)}; {rest}{notes}", error=_blame(look, None))

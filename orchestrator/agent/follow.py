@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.agent.foreign import birth_time
@@ -23,6 +24,7 @@ REREAD_BYTES = 16 << 20
 """A file that is longer, and whose last bytes were changed, is one that is written within: it is read on at its end."""
 EARLIER = 16
 """So many files that a log was rotated from are remembered, to be shown by `logs`."""
+COPIED_LIMIT = 1000
 
 
 class Follower:
@@ -56,6 +58,7 @@ class Follower:
         """An open line whose end decides whether it is a copy."""
         self.copied: list[tuple[int, int]] = []
         """From where to where copies stand; whoever writes that down clears it."""
+        self._copied_last: deque[tuple[int, int]] = deque(maxlen=COPIED_LIMIT)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         if foreign is not None and (found.st_dev, found.st_ino) != (foreign.device, foreign.inode):
@@ -121,6 +124,22 @@ class Follower:
     def behind(self) -> bool:
         """Whether there is more to read now."""
         return self.lost is None and not self.shared and os.fstat(self._fd).st_size > self.offset
+
+    @property
+    def written_at_ns(self) -> int:
+        return os.fstat(self._fd).st_mtime_ns
+
+    def end(self, limit_bytes: int) -> tuple[bytes, bool]:
+        """The last bytes of what has been read and is this run's, copied lines blanked out; and whether they begin
+        where a line does."""
+        if self.lost is not None or self.shared:
+            return b"", True
+        first = self.foreign.base if self.foreign else len(self._head) + 1
+        start, end = max(first, self.offset - limit_bytes), self.offset
+        if self._waiting and self._copies is not None and self._copies({self._waiting.rstrip(b"\r\n")}):
+            end -= len(self._waiting)
+        data = os.pread(self._fd, max(0, end - start), start)
+        return blanked(data, start, self._copied_last), start == first
 
     def followed(self) -> FollowedLog:
         grew_at = self._grew_at or None
@@ -231,6 +250,7 @@ class Follower:
                 ranges.append((start, at + len(line)))
             at += len(line)
         self.copied += ranges
+        self._copied_last += ranges
         self.scanner.dirty = True  # what is blanked out here stands in the file as it was
         return blanked(data, offset, ranges)
 

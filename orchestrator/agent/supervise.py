@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.agent import cgroup, files, foreign, proc, records, spawn
+from orchestrator.agent import cgroup, files, foreign, last_words, proc, records, spawn
 from orchestrator.agent.claiming import Claiming, NotGranted
 from orchestrator.agent.clock import Clock
 from orchestrator.agent.journal import Journal
@@ -27,7 +27,7 @@ from orchestrator.agent.pipes import Pipes
 from orchestrator.agent.vigil import Vigil
 from orchestrator.agent.watch import LogWatch
 from orchestrator.logscan import StepEvent
-from orchestrator.model import ExitRecord, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
+from orchestrator.model import ExitRecord, LastWords, ProgramExit, RunPaths, RunSpec, SupervisorRecord, to_json
 
 PR_SET_CHILD_SUBREAPER = 36
 QUICK_S = 3.0
@@ -280,7 +280,8 @@ class Supervisor:
             self.record = dataclasses.replace(
                 self.record,
                 program_exit=ProgramExit(
-                    at=now, code=code if code >= 0 else None, signal=-code if code < 0 else None
+                    at=now, code=code if code >= 0 else None, signal=-code if code < 0 else None,
+                    last_words=self._last_words() if code else None,
                 ),
             )  # fmt: skip
             self._save_record()
@@ -306,7 +307,11 @@ class Supervisor:
             oom_kills=max(0, proc.oom_kills() - self.record.oom_kills), last_step=summary.step,
             first_exception=f"{first.type}: {first.message.partition(chr(10))[0]}" if first else None,
             attempt=self.attempt, nonce=self.spec.nonce, behind_pipe=hidden.name if hidden else None,
+            last_words=self._last_words() if code or number else None,
         )  # fmt: skip
+
+    def _last_words(self) -> LastWords | None:
+        return last_words.of(self.paths, self.logs.followers, nonce=self.spec.nonce)
 
     # --- what is written --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 from orchestrator.answers.base import Head
 from orchestrator.comparison import Kind, Told
-from orchestrator.model import StateName
+from orchestrator.model import LastWords, StateName
 from orchestrator.verbs.compare import Change
 from orchestrator.verbs.plot import By
 
@@ -112,6 +112,25 @@ class NotSearched(TypedDict):
     why: str
 
 
+class FailedRun(TypedDict):
+    run_id: str
+    target: str
+    state: StateName
+    why: str
+    at: float
+    """When it ended, by the clock of the machine that asked."""
+
+
+class FailedAlike(TypedDict):
+    """Runs that ended badly in the same way, with no exception that they ended with."""
+
+    how: str
+    """`exit code 2`, `SIGABRT`; of an end that has neither, the state and why."""
+    last_words: LastWords | None
+    """What the newest of them said last; no evidence of the cause. null: nothing, or it is not known."""
+    runs: list[FailedRun]
+
+
 class Errors(Head):
     """The exceptions of many runs, each once."""
 
@@ -120,6 +139,8 @@ class Errors(Head):
     unreachable: list[str]
     not_searched: list[NotSearched]
     errors: list[OneError]
+    without_exception: list[FailedAlike]
+    """Runs that ended badly, and no exception says why."""
 
 
 class PlotRun(TypedDict):

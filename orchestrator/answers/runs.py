@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from orchestrator.answers.base import Gpu, Head, Reach
-from orchestrator.model import Evidence, Finding, ForeignLog, GpuClaim, GpuWish, InLine, Probe, Rung, StateName
+from orchestrator.model import (
+    Evidence,
+    Finding,
+    ForeignLog,
+    GpuClaim,
+    GpuWish,
+    InLine,
+    LastWords,
+    Probe,
+    Rung,
+    StateName,
+)
 
 
 class NotVerified(TypedDict):
@@ -100,6 +111,8 @@ class RunRow(TypedDict):
     workers: list[WorkerRow]
     error: Finding | None
     """What the run, or a worker of it, ended with."""
+    last_words: LastWords | None
+    """Where no exception says why it ended badly: what it said last. It is not known to be the cause."""
     log: str
     note: str
     foreign_logs: list[ForeignLog]

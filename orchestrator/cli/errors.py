@@ -1,4 +1,4 @@
-"""`specctl errors`: which exceptions there have been, in which runs."""
+"""`specctl errors`: which exceptions there have been, in which runs, and which runs failed without any."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def errors(
 ) -> None:  # fmt: skip
     """Show the exceptions of many runs, each once, with what ended by it.
 
-    The same exception is known by its type and the frames of its traceback, in whichever run, worker and line. Exits 0
-    when there are any, 1 when there is none, 3 when a target or a log could not be searched and nothing was found.
+    The same exception is known by its type and the frames of its traceback, in whichever run, worker and line. Runs
+    that ended badly without an exception are listed too, with the last line that they printed. Exits 0 when there are
+    exceptions, 1 when there is none (a run may still have failed without one), 3 when a target or a log could not be
+    searched and no exception was found.
     """
     with base.errors(json), fleet_of(ctx, inventory) as fleet:
         result = verb.run(fleet, words or [], everything=everything)

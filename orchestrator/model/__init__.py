@@ -12,6 +12,7 @@ from orchestrator.model.logs import (
     Finding,
     FollowedLog,
     ForeignLog,
+    LastWords,
     LogFile,
     LogSummary,
     Moved,
@@ -37,11 +38,11 @@ from orchestrator.model.wire import Misfit, from_json, to_json
 
 __all__ = [
     "BAD", "ENDED", "LIVE", "RUNGS", "SCHEMA_VERSION", "Claimant", "Device", "Disk", "EarlierFile", "Evidence",
-    "ExitRecord", "Finding", "FollowedLog", "ForeignLog", "GpuClaim", "GpuWish", "Heartbeat", "InLine", "LogFile",
-    "LogSummary", "Misfit", "Moved", "Obstacle", "OpenFinding", "Probe", "Process", "ProgramExit", "RunPaths",
-    "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord", "SupervisorRecord", "Verdict",
-    "WorkPaths", "Worker", "age", "from_json", "is_run_id", "listed", "make_run_id", "ordinal", "slugify", "to_json",
-    "told",
+    "ExitRecord", "Finding", "FollowedLog", "ForeignLog", "GpuClaim", "GpuWish", "Heartbeat", "InLine", "LastWords",
+    "LogFile", "LogSummary", "Misfit", "Moved", "Obstacle", "OpenFinding", "Probe", "Process", "ProgramExit",
+    "RunPaths", "RunSpec", "Rung", "ScanState", "StateName", "StopRequest", "StopperRecord", "SupervisorRecord",
+    "Verdict", "WorkPaths", "Worker", "age", "from_json", "is_run_id", "listed", "make_run_id", "ordinal", "slugify",
+    "to_json", "told",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1

@@ -29,6 +29,25 @@ class Finding:
 
 
 @record
+class LastWords:
+    """What a run that ended badly said last: evidence of how it ended, and not known to be the cause."""
+
+    text: str
+    """One line."""
+    by: Literal["log", "program"] = "log"
+    """log: the last line that says something; program: what its own `ended` event gives as the error."""
+    log: str | None = None
+    """The log of the program's own that the line stands in; None: the run's."""
+
+    @property
+    def told(self) -> str:
+        """`last line: tool: error: no such option: --foo`."""
+        if self.by == "program":
+            return f"by its own word: {self.text}"
+        return f"last line{f' of {self.log}' if self.log else ''}: {self.text}"
+
+
+@record
 class OpenFinding:
     """A finding whose last line has been read, but which the next line may still continue."""
 

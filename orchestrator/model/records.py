@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from orchestrator.model.gpus import GpuClaim, GpuWish, InLine
-from orchestrator.model.logs import ForeignLog, LogFile, LogSummary
+from orchestrator.model.logs import ForeignLog, LastWords, LogFile, LogSummary
 from orchestrator.record import record
 
 
@@ -121,6 +121,8 @@ class ExitRecord:
     behind_pipe: str | None = None
     """Name of the process whose output a pipe handed to tee, which hides its end: `code` or `signal` is its, and a code
     of 0 means that nobody knows how it ended."""
+    last_words: LastWords | None = None
+    """What it said last, if it ended badly."""
     attempt: int = 1
     nonce: str = ""
 
@@ -132,6 +134,8 @@ class ProgramExit:
     at: float
     code: int | None = None
     signal: int | None = None
+    last_words: LastWords | None = None
+    """What the run had said last until then, if it ended badly."""
 
 
 @record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from orchestrator.model.logs import Finding, Worker
+from orchestrator.model.logs import Finding, LastWords, Worker
 from orchestrator.record import record
 
 StateName = Literal[
@@ -49,6 +49,8 @@ class Verdict:
     """Those that count: an older run's text names none."""
     error: Finding | None = None
     """The failure: what a process or worker ended with. Findings that ended nothing are not here."""
+    last_words: LastWords | None = None
+    """What it said last, of a run that ended badly without an exception of its own."""
 
     @property
     def live(self) -> bool:

@@ -56,10 +56,11 @@ def named(finding: Finding) -> str:
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """The first clause of `text`, cut at a word when that is still too long."""
+    """The first clause of `text`, or the words that fit if that is short or too long."""
     first = text.splitlines()[0] if text else ""
-    if len(first) > width:
-        first = first.partition("; ")[0]
+    clause = first.partition("; ")[0]
+    if len(first) > width and 2 * len(clause) > width:
+        first = clause
     if len(first) > width:
         first = first[: width - 1].rpartition(" ")[0] or first[: width - 1]
         return first.rstrip(" ,;:(") + "…"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator import codediff, comparison, health
+from orchestrator import codediff, comparison, unexplained
 from orchestrator.codediff import Code, FileChange, Text
 from orchestrator.comparison import Answer, Failure, Side
 from orchestrator.crew import Crew
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
 from orchestrator.manifest import Entry
-from orchestrator.model import BAD, ExitRecord
+from orchestrator.model import BAD
 from orchestrator.remote import understood
 from orchestrator.resolve import LAST
 from orchestrator.series import Series, Stretch, stretches
@@ -156,7 +156,8 @@ def side_of(seen: log_errors.Result) -> Side:
     if (error := verdict.error) is not None:
         failures.sort(key=lambda failure: failure.fingerprint != error.fingerprint)
     elif not failures and verdict.state in BAD and verdict.state != "DEGRADED":
-        failures.append(_ending(probe.exit, verdict.state, verdict.why, verdict.step))
+        end = unexplained.of(probe, verdict)
+        failures.append(Failure(fingerprint=end.fingerprint, text=end.told, step=verdict.step))
     return Side(
         run_id=probe.run_id, state=verdict.state, why=verdict.why, live=verdict.live, step=verdict.step,
         phase=probe.summary.phase, workers=workers, failures=failures, printed=printed,
@@ -169,17 +170,6 @@ def _before_steps(seen: log_errors.Result, down: list[str]) -> bool:
         worker for worker in seen.verdict.workers if worker.name in down and not worker.name.startswith("target")
     ]
     return bool(stepping) and all(worker.step is None for worker in stepping)
-
-
-def _ending(end: ExitRecord | None, state: str, why: str, step: int | None) -> Failure:
-    """An end, or a standstill, that no exception explains."""
-    text = why
-    if end is not None and end.signal is not None:
-        text = health.SIGNALS.get(end.signal, f"signal {end.signal}") + (" for memory" if end.oom_kills else "")
-    elif end is not None and end.code is not None:
-        text = f"exit code {end.code}"
-    same = text if state in ("FAILED", "KILLED") else state
-    return Failure(fingerprint=f"{state}: {same}", text=text if same == text else f"{state}, {text}", step=step)
 
 
 # --- what changed ---------------------------------------------------------------------------------------------------

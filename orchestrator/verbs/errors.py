@@ -1,4 +1,8 @@
-"""`errors`: the exceptions of many runs, each once: in which runs and workers it came, and what ended with it."""
+"""`errors`: the exceptions of many runs, each once: in which runs and workers it came, and what ended with it.
+
+A run may fail without any: by an exit code or a signal, whose reason is at best in the last line that it printed. Those
+are told beside them, and are no exceptions.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from orchestrator import unexplained
 from orchestrator.crew import Crew
 from orchestrator.errors import SpecctlError
 from orchestrator.fleet import Fleet, TargetView
 from orchestrator.logscan import settled
+from orchestrator.model import BAD
 from orchestrator.resolve import Run
+from orchestrator.unexplained import Unexplained
 from orchestrator.verbs import log_errors, status
 from orchestrator.verbs.log_errors import Judged
 
@@ -73,8 +80,29 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A run that ended badly, and no exception says why. The time is by this machine's clock."""
+
+    run: Run
+    ending: Unexplained
+    at: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Alike:
+    """Runs that failed in the same way without an exception, the newest first."""
+
+    failed: list[Failed] = field(default_factory=list)
+
+    @property
+    def ending(self) -> Unexplained:
+        return self.failed[0].ending
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     kinds: list[Kind]
+    alike: list[Alike]
     runs: int
     """How many runs were looked at."""
     refused: list[tuple[Run, SpecctlError]]
@@ -97,9 +125,11 @@ def run(fleet: Fleet, words: Sequence[str], *, everything: bool) -> Result:
             refused.append((run, answer))
         else:
             answers.append(answer)
+    unsearched = {one.run_id for one, _ in refused}
+    searched = [one for one in found.runs if one.run_id not in unsearched]
     return Result(
-        kinds=kinds_of(answers), runs=len(found.runs) - len(refused), refused=refused, silent=found.unreachable,
-        older=found.older, notes=found.notes,
+        kinds=kinds_of(answers), alike=alike_of(searched), runs=len(searched), refused=refused,
+        silent=found.unreachable, older=found.older, notes=found.notes,
     )  # fmt: skip
 
 
@@ -115,6 +145,23 @@ def kinds_of(answers: Sequence[log_errors.Result]) -> list[Kind]:
     for kind in kinds.values():
         kind.seen.sort(key=lambda one: -one.last_at)
     return sorted(kinds.values(), key=lambda kind: -kind.last_at)
+
+
+def alike_of(runs: Sequence[Run]) -> list[Alike]:
+    """Those of them that failed without an exception, the newest first."""
+    found: dict[tuple[str, str], Alike] = {}
+    for run in runs:
+        probe, verdict = run.probe, run.verdict
+        if verdict.live or verdict.state not in BAD or verdict.error is not None:
+            continue
+        ending = unexplained.of(probe, verdict)
+        end = probe.exit or probe.program_exit
+        at = (end.at if end else probe.observed_at) - (probe.observed_at - time.time())
+        one = Failed(run=run, ending=ending, at=at)
+        found.setdefault((ending.kind, ending.line), Alike()).failed.append(one)
+    for alike in found.values():
+        alike.failed.sort(key=lambda one: -one.at)
+    return sorted(found.values(), key=lambda alike: -alike.failed[0].at)
 
 
 def _may_have_some(run: Run) -> bool:

@@ -15,6 +15,7 @@ from orchestrator.model import Probe, Verdict
 from orchestrator.remote import QUICK_S, understood
 from orchestrator.resolve import Run, resolve
 from orchestrator.series import Series, gaps
+from orchestrator.verbs.logs import refuse_damaged
 
 By = Literal["step", "time"]
 
@@ -103,6 +104,7 @@ def run(fleet: Fleet, queries: Sequence[str | None], metrics: Sequence[str], *, 
 
 def _one(fleet: Fleet, query: str | None, metrics: list[str], workers: bool) -> Drawn:
     resolved = resolve(fleet, query)
+    refuse_damaged(resolved.run)
     return of_run(fleet, resolved.run, metrics, workers=workers, notes=resolved.notes)
 
 

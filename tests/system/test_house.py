@@ -15,7 +15,7 @@ from orchestrator.agent.main import VERBS
 ROOT = Path(__file__).parents[2]
 PURE = [
     "record", "model", "errors", "ailments", "frames", "manifest", "health", "blame", "ladder", "comparison", "series",
-    "timeline", "logscan",
+    "timeline", "logscan", "unexplained",
 ]  # fmt: skip
 IMPURE = {"paramiko", "libtmux", "subprocess", "time", "os", "socket", "threading"}
 

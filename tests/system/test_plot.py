@@ -124,3 +124,17 @@ def test_what_would_move_the_cursor_or_be_a_formula_is_drawn_as_it_is_written(ru
     assert done.code == 0 and "\\x1b[2Jcleared" in done.out and "\x1b" not in done.out
     drawn = specctl("plot", ids[0], "-m", "loss,\x1b[2J$\\x{$", "--workers", "--png", "odd.png")
     assert drawn.code == 0 and (specctl.project / "odd.png").stat().st_size > 1000
+
+
+def test_a_run_whose_record_is_cut_is_not_drawn_as_if_its_figures_were_known_to_be_its(
+    runs: tuple[Specctl, list[str]],
+) -> None:
+    specctl, ids = runs
+    record = specctl.run_dir(ids[0]) / "run.json"
+    before = record.read_bytes()
+    record.write_bytes(before[:200])
+    try:
+        done = specctl("plot", *ids)
+    finally:
+        record.write_bytes(before)
+    assert done.code == 3 and done.out == "" and "its run directory is damaged" in done.err and ids[0] in done.err

@@ -42,7 +42,8 @@ def test_a_traceback_keeps_its_own_indentation() -> None:
     ("text", "short"),
     [
         ("exit code 3", "exit code 3"),
-        ("exit code 3; " + "and more " * 10, "exit code 3…"),
+        ("exit code 3; " + "and more " * 10, "exit code 3; and more and more and more and more and more…"),
+        ("the record of its end says neither; " + "and more " * 10, "the record of its end says neither…"),
         ("no-such: not found (searched /a:/b:" + "x" * 100 + ")", "no-such: not found (searched…"),
         ("first line\nsecond line", "first line…"),
         ("x" * 100, "x" * 59 + "…"),

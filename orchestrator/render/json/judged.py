@@ -87,6 +87,18 @@ def of_errors(result: errors.Result) -> judged.Errors:
             }
             for kind in result.kinds
         ],
+        "without_exception": [
+            {
+                "how": alike.ending.text,
+                "last_words": None if alike.ending.words is None else to_json(alike.ending.words),
+                "runs": [
+                    {"run_id": one.run.run_id, "target": one.run.target.name, "state": one.run.verdict.state,
+                     "why": one.run.verdict.why, "at": one.at}
+                    for one in alike.failed
+                ],
+            }
+            for alike in result.alike
+        ],
     }  # fmt: skip
 
 

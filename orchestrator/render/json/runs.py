@@ -63,7 +63,9 @@ def of_run(run: Run) -> runs.RunRow:
             {"name": worker.name, "state": "GONE" if worker.name in gone else alive, "step": worker.step}
             for worker in verdict.workers
         ],
-        "error": of_finding(verdict.error), "log": probe.log.path, "note": probe.note,
+        "error": of_finding(verdict.error),
+        "last_words": None if verdict.last_words is None else to_json(verdict.last_words),
+        "log": probe.log.path, "note": probe.note,
         "foreign_logs": [to_json(log) for log in probe.foreign_logs],
         "gpu_claim": None if probe.gpu_claim is None else to_json(probe.gpu_claim),
         "in_line": None if probe.in_line is None else to_json(probe.in_line),

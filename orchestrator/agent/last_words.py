@@ -1,0 +1,57 @@
+"""What a run said last, kept by its supervisor as evidence of an end that no exception explains.
+
+A trainer may say in its own `ended` event why it ends, and knows that better than anybody who reads its log. Else it is
+the last line of whichever log of the run was written last: the log that holds the program's stdout and stderr, or one
+that a start script has sent them to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from orchestrator.agent import files
+from orchestrator.agent.follow import Follower
+from orchestrator.logscan.last_line import last_line, one_line
+from orchestrator.model import LastWords, RunPaths
+
+END_BYTES = 64 << 10
+"""So much of the end of a file is looked at."""
+
+
+def of(paths: RunPaths, followers: Sequence[Follower], *, nonce: str) -> LastWords | None:
+    """`followers` are of the run's logs, its own first, and have read what there is. None: nothing says anything."""
+    try:
+        error = _own_error(paths, nonce)
+        if error is not None:
+            return LastWords(text=error, by="program")
+        for follower in sorted(followers, key=lambda one: -one.written_at_ns):
+            data, begun = follower.end(END_BYTES)
+            line = last_line(data, begun=begun)
+            # A log of figures, a line of JSON each, tells nothing of an end.
+            if line is not None and (follower.foreign is None or not line.startswith("{")):
+                return LastWords(text=line, log=follower.path if follower.foreign else None)
+    except OSError:
+        pass  # evidence, without which the end is recorded all the same
+    return None
+
+
+def _own_error(paths: RunPaths, nonce: str) -> str | None:
+    """What the program itself, in this attempt, has given as the reason of its end. Raises `OSError`."""
+    fd = files.open_regular(paths.events)
+    with os.fdopen(fd, "rb") as file:
+        file.seek(max(0, os.fstat(fd).st_size - END_BYTES))
+        lines = file.read(END_BYTES).split(b"\n")
+    for line in reversed(lines):
+        if b'"ended"' not in line:
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(event, dict) or event.get("event") != "ended" or event.get("nonce") != nonce:
+            continue
+        error = event.get("error")
+        return (one_line(error) or None) if isinstance(error, str) else None
+    return None
