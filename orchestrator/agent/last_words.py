@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from orchestrator.agent import files
 from orchestrator.agent.follow import Follower
-from orchestrator.logscan.last_line import last_line, one_line
+from orchestrator.logscan.grammar import FIELD, Grammar
+from orchestrator.logscan.last_line import WORD, last_line, one_line
 from orchestrator.model import LastWords, RunPaths
 
 END_BYTES = 64 << 10
@@ -29,12 +30,19 @@ def of(paths: RunPaths, followers: Sequence[Follower], *, nonce: str) -> LastWor
         for follower in sorted(followers, key=lambda one: -one.written_at_ns):
             data, begun = follower.end(END_BYTES)
             line = last_line(data, begun=begun)
-            # A log of figures, a line of JSON each, tells nothing of an end.
+            # Figures, a line of JSON each, are often written last of all, when the program closes its files.
             if line is not None and (follower.foreign is None or not line.startswith("{")):
+                if _only_a_step(line):
+                    return None  # after its last step it has not said a word
                 return LastWords(text=line, log=follower.path if follower.foreign else None)
     except OSError:
         pass  # evidence, without which the end is recorded all the same
     return None
+
+
+def _only_a_step(line: str) -> bool:
+    reading = Grammar().read(line)
+    return reading is not None and reading.step is not None and not WORD.search(FIELD.sub("", line))
 
 
 def _own_error(paths: RunPaths, nonce: str) -> str | None:

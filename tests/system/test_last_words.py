@@ -25,6 +25,7 @@ CASES = {
     "assert": b"main.c:12: main: Assertion `layers > 0' failed.\\n",
     "term": b"still at work\\n",
     "well": b"all is well\\n",
+    "steps": b"begins\\nstep=6 loss=2.5\\nstep=7 loss=2.3 tok/s=9\\n",
     "raises": b"",
 }
 case = sys.argv[1]
@@ -35,7 +36,7 @@ if case in ("assert", "term"):
     os.kill(os.getpid(), signal.SIGABRT if case == "assert" else signal.SIGTERM)
 sys.exit({"well": 0, "silent": 3}.get(case, 2))
 """
-CASES = ["option", "again", "silent", "long", "garbage", "bar", "colours", "assert", "term", "well", "raises"]
+CASES = ["option", "again", "silent", "long", "garbage", "bar", "colours", "assert", "term", "well", "raises", "steps"]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,7 @@ def rows(runs: tuple[Specctl, dict[str, str]]) -> dict[str, dict[str, Any]]:
         ("assert", "SIGABRT; last line: main.c:12: main: Assertion `layers > 0' failed."),
         ("term", "SIGTERM"),
         ("well", "exit code 0"),
+        ("steps", "exit code 2 after step 7"),
         ("raises", "exit code 1: RuntimeError: boom"),
     ],
 )
@@ -121,7 +123,7 @@ def test_errors_lists_failures_without_an_exception_and_counts_them_apart(
     assert [one["run_id"] for one in again["runs"]] == [ids["again"], ids["option"]] and again["how"] == "exit code 2"
     assert again["last_words"] == {"text": "tool: error: no such option: --foo", "by": "log", "log": None}
     assert found[ids["silent"]]["last_words"] is None and found[ids["term"]]["how"] == "SIGTERM"
-    assert "1 exception, 1 different, in 11 runs; 9 runs ended badly without one" in specctl("errors").err
+    assert "1 exception, 1 different, in 12 runs; 10 runs ended badly without one" in specctl("errors").err
     alone = specctl("errors", ids["silent"], ids["option"], ids["again"])
     assert alone.code == 1 and "no exception in 3 runs; 3 runs ended badly without one" in alone.err
     assert "-- 1 of 2: exit code 3\n" in alone.out and f"{ids['silent']} on local: FAILED" in alone.out
