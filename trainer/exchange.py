@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,36 +48,36 @@ class Lane:
 
 
 class Lanes:
-    """Of one replica on CUDA; a device's side uses those of its lowest rank."""
+    """Of one side on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self.adds, self.sends = Lane(device), Lane(device)
-        self.done: Any = None
-        """The event after the latest exchange, of the side that used these."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> Lanes | None:
-        return cls(device) if device.type == "cuda" else None
-
-    def synchronize(self) -> None:
-        for lane in (self.adds, self.sends):
-            lane.stream.synchronize()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """What a replica brings: `flat` [P] of any device, in the same `parts` as everybody's, and its lanes on CUDA."""
+    """What a replica brings: `flat` [P] of any device, in the same `parts` as everybody's."""
 
     flat: Tensor
     parts: Sequence[Part]
-    lanes: Lanes | None
 
 
 class Side:
     """The replicas of one device, by rank; what they have together gathers in the first one's buffer."""
 
-    def __init__(self, offers: Sequence[Offer]) -> None:
-        self.offers, self.lanes = offers, offers[0].lanes
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self.offers: list[Offer] = []
+        self.lanes: Lanes | None = None
+        self.done: Any = None
+        """The event after the latest exchange, on CUDA."""
+
+    def bring(self, offers: Mapping[int, Offer]) -> None:
+        """What the next exchange is of, by rank; always on the same device."""
+        self.offers = [offers[rank] for rank in self.ranks]
+        device = self.offers[0].flat.device
+        if self.lanes is None and device.type == "cuda":
+            self.lanes = Lanes(device)
 
     def views(self, number: int) -> list[Tensor]:
         """Everybody's part of that number, once they are ready."""
@@ -105,8 +105,8 @@ class Side:
 
 
 def exchange(sides: Sequence[Side], *, mean: bool) -> None:
-    """Make everybody's buffer the sum of all, or their `mean`, part after part as each is ready; afterwards `done` of a
-    side's lanes is when it has it, and nobody reads there any more."""
+    """Make everybody's buffer the sum of all, or their `mean`, part after part as each is ready; after a side's `done`
+    it has it, and nobody reads there any more."""
     with contextlib.ExitStack() as streams:
         for side in sides:
             if side.lanes is not None:
@@ -120,7 +120,7 @@ def exchange(sides: Sequence[Side], *, mean: bool) -> None:
             if side.lanes is not None:
                 if len(sides) > 1:
                     side.has_sent()
-                side.lanes.done = side.lanes.adds.reached()
+                side.done = side.lanes.adds.reached()
 
 
 def _distances(sides: Sequence[Side], views: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -114,7 +114,10 @@ class Feed:
         works, _ = self._lay_out(step, cursor)
         target = self.targets[made_by].again()
         with target.stream():
-            return self._made(works[share], target, made_by)
+            batch = self._made(works[share], target, made_by)
+        if batch.ready is not None:
+            batch.ready.synchronize()  # the target's features go with the target
+        return batch
 
     def _made(self, work: Work, target: Target, number: int) -> MicroBatch:
         begin = mark(target.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.clock import Span, Timer, mark
 from trainer.config import Config
 from trainer.data.order import Cursor
-from trainer.exchange import Lanes, Part, event_here
+from trainer.exchange import Part, event_here
 from trainer.graphs import Graphs
 from trainer.kernels import Kernels, KernelSets
 from trainer.micro_batch import MicroBatch, shape_of
@@ -67,7 +67,6 @@ class Replica:
         """Of the run, which sets it."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._lanes = Lanes.of(device)
         self._graphs = Graphs(self._stream)
         self._parts: dict[Hashable, list[Part]] = {}
         """Of each graph that takes gradients early: the parts, with the events that it records when it runs."""
@@ -116,15 +115,15 @@ class Replica:
 
     def average(self, replicas: Replicas, place: int) -> None:
         """Bring the other replicas' gradients into the flat ones; on CUDA while the rest of the backward goes on."""
-        replicas.average(place, self.flat.exchanged, parts=self.flat.parts, lanes=self._lanes)
+        replicas.average(place, self.flat.exchanged, parts=self.flat.parts)
 
     def share_doubts(self, replicas: Replicas, place: int) -> None:
         """Let all replicas refuse the step that one of them has to refuse, where gradients do not tell them."""
-        replicas.average(place, self._doubt_1, lanes=self._lanes)
+        replicas.average(place, self._doubt_1)
 
     def meet_halfway(self, replicas: Replicas, place: int) -> None:
         """Go on from the mean of all replicas' states."""
-        replicas.mean(place, self.state(), lanes=self._lanes)
+        replicas.mean(place, self.state())
         self.flat.spread()
 
     def step(self, batches: Iterable[MicroBatch], *, lr: float, hashed: bool,
@@ -234,7 +233,7 @@ class Replica:
 
     def wait(self) -> None:
         """Until the device has done all that it was told to here."""
-        for stream in (self._intake, self._lanes, self._stream):
+        for stream in (self._intake, self._stream):
             if stream is not None:
                 stream.synchronize()
 

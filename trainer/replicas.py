@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trainer.exchange import Lanes, Offer, Part, Side, event_here, exchange
+from trainer.exchange import Offer, Part, Side, event_here, exchange
 from trainer.pipeline import Aborted, waiting
 
 HASH_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -45,9 +45,9 @@ class Replicas:
         sides: dict[Hashable, list[int]] = {}
         for rank, device in enumerate(devices or [None] * count):
             sides.setdefault(device, []).append(rank)
-        self._sides = list(sides.values())
-        """The ranks of each device, in the order of the lowest ones."""
-        self._lowest = {rank: side[0] for side in self._sides for rank in side}
+        self._sides = [Side(ranks) for ranks in sides.values()]
+        """In the order of the lowest ranks there."""
+        self._side_of = {rank: side for side in self._sides for rank in side.ranks}
         self._barrier = threading.Barrier(count)
         self._offers: dict[int, Offer] = {}
         """By rank, of the exchange that is next."""
@@ -66,29 +66,29 @@ class Replicas:
         except threading.BrokenBarrierError:
             raise Aborted from None
 
-    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), lanes: Lanes | None = None,
-                mean: bool = False) -> None:  # fmt: skip
+    def average(self, rank: int, flat: Tensor, *, parts: Sequence[Part] = (), mean: bool = False) -> None:
         """Make `flat` [P], the gradients, say, the sum over all replicas, in place, or their `mean`; nobody reads it
         any more, as far as its device is concerned, when this returns.
 
-        On CUDA the work goes to `lanes`, part after part as each is `ready`: while the device is still busy with what
-        the later ones come from. Without parts it is one, which is ready when the current stream gets here.
+        On CUDA the work goes to streams of its own, part after part as each is `ready`: while the device is still busy
+        with what the later ones come from. Without parts it is one, which is ready when the current stream gets here.
         """
-        whole = [Part(low=0, high=len(flat), ready=event_here(flat.device))]
-        self._offers[rank] = Offer(flat=flat, parts=parts or whole, lanes=lanes)
+        parts = parts or [Part(low=0, high=len(flat), ready=event_here(flat.device))]
+        self._offers[rank] = Offer(flat=flat, parts=parts)
         with self._coming:
             self._came += 1
             last = self._came % self.count == 0
         if last:
             if self._barrier.broken:
                 raise Aborted
-            exchange([Side([self._offers[one] for one in side]) for side in self._sides], mean=mean)
+            for side in self._sides:
+                side.bring(self._offers)
+            exchange(self._sides, mean=mean)
         self.meet()
-        used = self._offers[self._lowest[rank]].lanes
-        if used is not None:
-            torch.cuda.current_stream(flat.device).wait_event(used.done)
+        if flat.device.type == "cuda":
+            torch.cuda.current_stream(flat.device).wait_event(self._side_of[rank].done)
 
-    def mean(self, rank: int, buffers: Sequence[Tensor], *, lanes: Lanes | None = None) -> None:
+    def mean(self, rank: int, buffers: Sequence[Tensor]) -> None:
         """Make each of the flat `buffers` the mean over all replicas, in place."""
         for buffer in buffers:
             ready = event_here(buffer.device)
@@ -96,7 +96,7 @@ class Replicas:
                 Part(low=low, high=min(low + MEAN_CHUNK, len(buffer)), ready=ready)
                 for low in range(0, len(buffer), MEAN_CHUNK)
             ]
-            self.average(rank, buffer, parts=parts, lanes=lanes, mean=True)
+            self.average(rank, buffer, parts=parts, mean=True)
 
 
 def check_equal(hashes: Mapping[str, int], *, step: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.trainer.support import losses
 from tests.trainer.test_replicas import in_threads, summed
 from trainer.config import TargetConfig
-from trainer.exchange import Lanes, Part, event_here
+from trainer.exchange import Part, event_here
 from trainer.model.blocks import generator_for
 from trainer.model.target import Target, decoder_layers, load_target
 from trainer.replica import Replica
@@ -46,7 +46,7 @@ def averaged_under_load(layout: str, devices: dict[str, torch.device], *, mean: 
     def work(rank: int) -> None:
         device = devices[layout[rank]]
         torch.cuda.set_device(device)
-        lanes, flat = Lanes.of(device), torch.zeros(SIZE, device=device)
+        flat = torch.zeros(SIZE, device=device)
         given, got = [buffers[rank].to(device) for buffers in inputs], []
         with torch.cuda.stream(torch.cuda.Stream(device)):
             torch.cuda.synchronize(device)
@@ -57,9 +57,9 @@ def averaged_under_load(layout: str, devices: dict[str, torch.device], *, mean: 
                     flat[low:high].copy_(one[low:high])
                     parts.append(Part(low=low, high=high, ready=event_here(device)))
                 if mean:
-                    replicas.mean(rank, [flat], lanes=lanes)
+                    replicas.mean(rank, [flat])
                 else:
-                    replicas.average(rank, flat, parts=parts, lanes=lanes)
+                    replicas.average(rank, flat, parts=parts)
                 torch.cuda._sleep(CYCLES * (rank % 2))
                 got.append(flat.clone())
                 flat.fill_(float("nan"))
