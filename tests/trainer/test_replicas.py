@@ -200,12 +200,14 @@ def test_a_replicas_own_norm_is_of_what_it_took_whatever_others_have_added_since
     [
         # Of 14 MB each, and 7 MB before them.
         ({"hidden": 576, "layers": 3, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536}, [[2, 1], [0]]),
+        ({"hidden": 576, "layers": 4, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536},
+         [[3, 2], [1, 0]]),
         # Of 772 MB each, and 336 MB before them.
         ({"hidden": 4096, "layers": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 12288},
          [[4], [3], [2], [1], [0], []]),
         ({"hidden": 16, "layers": 3, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate": 24}, [[2, 1, 0]]),
     ],
-    ids=["smollm2", "qwen3-8b", "tiny"],
+    ids=["smollm2", "one more layer", "qwen3-8b", "tiny"],
 )  # fmt: skip
 def test_layers_travel_together_until_they_are_worth_a_copy(sizes: dict[str, int], layers: list[list[int]]) -> None:
     with torch.device("meta"):
@@ -253,6 +255,16 @@ def test_abort_frees_a_replica_that_waits_for_the_others() -> None:
 
     raised = in_threads(2, work)
     assert isinstance(raised[0], Aborted)
+
+
+def test_who_comes_last_after_an_abort_changes_nobodys_gradients() -> None:
+    replicas, before = Replicas(2), unlike(2)
+    gradients = [buffer.clone() for buffer in before]
+    replicas.abort()
+    for rank, gradient in enumerate(gradients):
+        with pytest.raises(Aborted):
+            replicas.average(rank, gradient)
+    assert all(torch.equal(*pair) for pair in zip(gradients, before, strict=True))
 
 
 def test_a_channel_is_bounded_keeps_order_and_lets_go_of_waiters_when_closed() -> None:
