@@ -53,7 +53,7 @@ class Pipeline:
         for target in self.targets:
             compile_plan.settle_thread(target.device, cpu_threads=1, compiles=False)
             if graphs:
-                target.record([(self.rows[0][0],)])
+                target.record([(self.rows[0][0],)], compiled=True)  # as a run does
         self.drafters = Drafters(sizes, length, drafters, graphs=graphs, apart=False, loss="auto")
 
     def run(self, steps: int) -> dict[str, Any]:
