@@ -94,7 +94,7 @@ def _kind(hint: Any, metadata: Any) -> str:
     if origin is dict:
         return "mapping by name"
     bounds = [
-        f"{sign} {getattr(one, word):g}"
+        f"{sign} {value:,}" if isinstance(value := getattr(one, word), int) else f"{sign} {value:g}"
         for one in _flat(metadata) for word, sign in BOUNDS.items() if getattr(one, word, None) is not None
     ]  # fmt: skip
     return " ".join([SCALARS.get(hint, "text"), ", ".join(bounds)]).strip()

@@ -22,14 +22,20 @@ from trainer.data import source_files
 from typedyaml import Abbreviated, Bool, Float, Int, Model, ProblemAt, Str
 
 Count = Annotated[Int, Field(ge=1)]
+Size = Annotated[Int, Field(ge=1, le=1_000_000)]
+"""Of something that is held in memory, or made one by one."""
+Threads = Annotated[Int, Field(ge=1, le=1000)]
+"""Many more, and the C library ends the process."""
 Index = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 Momentum = Annotated[Float, Field(ge=0, lt=1)]
-Length = Annotated[Int, Field(ge=8)]
+Length = Annotated[Int, Field(ge=8, le=10_000_000)]
 Device = Annotated[Str, Field(pattern=r"^(auto|cpu|cuda:[0-9]+)$")]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 100.0
+"""Of sampling, where it is not greedy: beyond, the probabilities of float32 logits are none."""
 BLOCK_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 """The published gamma of each block size; other sizes take half the block."""
 
@@ -77,9 +83,9 @@ class Devices(Abbreviated):
 class CpuThreads(Model):
     """Cores that one worker thread may use inside an operation; with more workers than cores, 1 is best."""
 
-    target: Count = 1
+    target: Threads = 1
     """Of each target thread."""
-    drafter: Count = 1
+    drafter: Threads = 1
     """Of each drafter thread."""
 
 
@@ -158,16 +164,16 @@ class EvaluationConfig(Model):
     paths: list[Str] = Field(default_factory=list)
     """Held-out data, of the same kind as the training's: prompts are what stands before an answer, or how a text
     begins. Left out, the beginning of what is trained on, of which a drafter knows more than it will of other texts."""
-    prompts: Count = 8
+    prompts: Size = 8
     """That are decoded side by side; their memory is taken for the whole run."""
-    prompt_tokens: Count = 256
+    prompt_tokens: Size = 256
     """Of a prompt at most; longer ones are left out."""
-    max_tokens: Count = 64
+    max_tokens: Size = 64
     """Written behind each."""
 
 
 class DrafterConfig(Model):
-    layers: Count
+    layers: Annotated[Int, Field(ge=1, le=1000)]
     """Of the drafter; its hidden size is the target's."""
     block_size: Annotated[Int, Field(ge=2)]
     """Slots of a block: the anchor's token and those that are drafted at once behind it."""
@@ -178,14 +184,14 @@ class DrafterConfig(Model):
     """A spare row of the target's embedding; never the pad token, never a token of the data."""
     dtype: Dtype = "auto"
     """Of the arithmetic; weights and optimizer are always float32."""
-    heads: Count | None = None
+    heads: Size | None = None
     """Of attention, in each layer. Left out, as many as the target has."""
-    kv_heads: Count | None = None
+    kv_heads: Size | None = None
     """Heads of keys and values, each shared by equally many `heads`. Left out, as many as the target has, or as `heads`
     if that is given."""
-    head_dim: Count | None = None
+    head_dim: Size | None = None
     """Size of a head. Left out, the target's."""
-    intermediate_size: Count | None = None
+    intermediate_size: Size | None = None
     """Of the MLP of each layer. Left out, the target's."""
     start_from: Str | None = None
     """Begin with the weights of a drafter that is there, instead of fresh ones: the directory of a run or of one of its
@@ -213,7 +219,7 @@ class LossConfig(Model):
     """What a slot counts, as a slot is only of use if all before it were right. exponential: exp(-(k-1) / `decay`) for
     slot k. d-pace: as much as the drafter, by its own probabilities in this very block, is expected to keep from that
     slot on (see `loss.pace_weights`)."""
-    decay: Positive | None = None
+    decay: Annotated[Float, Field(ge=0.01)] | None = None
     """Of exponential weights, in slots. Left out, the published one of the block size: 7, 5 or 4 for blocks of 16, 10
     or 8, half the block for others."""
     alpha: Annotated[Float, Field(ge=0, lt=1)] | None = None
@@ -242,8 +248,8 @@ class LossConfig(Model):
 
 
 class OptimizerConfig(Model):
-    lr: Positive
-    """At its highest."""
+    lr: Annotated[Float, Field(gt=0, le=10)]
+    """At its highest: what AdamW moves a weight by in a step, about."""
     warmup_fraction: Fraction = 0.04
     """Of all steps, in which the learning rate rises in a straight line; one step at least."""
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
@@ -257,12 +263,13 @@ class OptimizerConfig(Model):
     """How that of wsd falls: in a straight line, which is what is meant if it is left out, or as 1 - sqrt(share of the
     decay), which is quick at first."""
     weight_decay: Annotated[Float, Field(ge=0)] = 0.01
-    """AdamW's, of matrices; norms do not decay."""
+    """AdamW's, of matrices; norms do not decay. A step takes `lr` times this away of each weight,
+    at most all of it."""
     beta1: Momentum = 0.9
     """AdamW's, of the mean of gradients."""
     beta2: Momentum = 0.95
     """AdamW's, of the mean of their squares."""
-    clip_norm: Positive = 1.0
+    clip_norm: Annotated[Float, Field(ge=1e-6)] = 1.0
     """Gradients of a larger norm, that of all weights together, are scaled down to it."""
     ema: Annotated[Float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential moving average of the weights with this decay, such as 0.999, beside them: 4 bytes for each
@@ -272,6 +279,12 @@ class OptimizerConfig(Model):
     @property
     def decay_share(self) -> float:
         return self.decay_fraction or 0.2
+
+    @model_validator(mode="after")
+    def _decays_towards_zero(self) -> OptimizerConfig:
+        if (share := self.lr * self.weight_decay) > 1:
+            raise ProblemAt(("weight_decay",), f"times lr must be at most 1, all of a weight in a step; is {share:g}")
+        return self
 
     @model_validator(mode="after")
     def _fits_the_schedule(self) -> OptimizerConfig:
@@ -328,7 +341,7 @@ class TrackingConfig(Model):
 class Config(Model):
     steps: Count
     """Optimizer steps of the whole run, resumes included."""
-    batch_size: Count
+    batch_size: Size
     """Sequences per optimizer step, over all replicas."""
     seed: Index = 0
     """Of everything that is drawn: first weights, the order of the data, anchors."""
@@ -370,7 +383,7 @@ class Config(Model):
     watchdog: WatchdogConfig = WatchdogConfig()
     tracking: TrackingConfig = TrackingConfig()
     """Who is told of the run's figures besides metrics.jsonl."""
-    peak_tflops: Positive | None = None
+    peak_tflops: Annotated[Float, Field(ge=1e-6, le=1e9)] | None = None
     """What each device can do at most in a second, 10^12 floating-point operations, for the MFU. Left out: what the
     maker says of the card; of one that nobody knows, and of a CPU, there is no MFU."""
     queue_depth: Count = 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.support import REPOSITORY, TrainerProcess, write_config
+from tests.trainer.support import REPOSITORY, TrainerProcess, records, train_here, write_config
 from trainer import inputs
 from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
 from typedyaml import Model
@@ -64,6 +64,15 @@ def test_an_exponent_is_a_number(tmp_path: Path) -> None:
         ("lr: 1e-3", "lr: 1e-3\n  decay_shape: linear", "optimizer.decay_shape", "belongs to schedule: wsd"),
         ("lr: 1e-3", "schedule: wsd\n  lr: 1e-3\n  decay_fraction: 1", "optimizer.decay_fraction", "at most 1"),
         ("lr: 1e-3", "lr: 1e-3\n  ema: 1", "optimizer.ema", "less than 1"),
+        # Numbers that are some, of which a float32, a tensor's size or the C library is too small.
+        ("lr: 1e-3", "lr: 1e39", "optimizer.lr", "less than or equal to 10, is '1e39'"),
+        ("lr: 1e-3", "lr: 1e-3\n  weight_decay: 1001", "optimizer.weight_decay", "times lr must be at most 1"),
+        ("lr: 1e-3", "lr: 1e-3\n  clip_norm: 1e-39", "optimizer.clip_norm", "greater than or equal to 0.000001"),
+        ("resume: auto", "loss:\n  decay: 1e-320", "loss.decay", "greater than or equal to 0.01"),
+        ("resume: auto", "peak_tflops: 1e-320", "peak_tflops", "greater than or equal to 0.000001"),
+        ("resume: auto", "cpu_threads: {target: 100000}", "cpu_threads.target", "less than or equal to 1000"),
+        ("layers: 1", "layers: 1000000000", "drafter.layers", "less than or equal to 1000"),
+        ("length: 128", "length: 10000000000", "data.sequence_length", "less than or equal to 10000000"),
     ],
 )
 def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: str, new: str, key: str, problem: str
@@ -77,6 +86,18 @@ def test_a_wrong_value_is_refused_with_file_line_and_key(tmp_path: Path, old: st
     # A key that is missing altogether is blamed on the mapping it is missing from.
     line = line_of(path, "data:" if key == "data" else new.splitlines()[-1])
     assert message.startswith(f"{path}:{line}: {key}")
+
+
+def test_the_extremes_that_are_taken_are_computed_with(settings: dict[str, Any], tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    extremes = {"lr": 1e-3, "weight_decay": 1000, "clip_norm": 1e-6, "beta1": "0.9999999999999999",
+                "beta2": "0.9999999999999999", "ema": "1e-320"}  # fmt: skip
+    settings |= {"steps": 3, "output_dir": str(directory), "optimizer": extremes, "peak_tflops": 1e-6}
+    settings |= {"loss": {"decay": 0.01}, "watchdog": {"least_s": "1e308", "factor": "1e308"}}
+    train_here(settings)
+    own = [row for row in records(directory, "metrics.jsonl") if row["worker"] is None]
+    assert [row["step"] for row in own] == [1, 2, 3]
+    assert all(row[name] is not None for row in own for name in ("loss", "grad_norm", "mfu"))
 
 
 def test_every_key_is_explained() -> None:

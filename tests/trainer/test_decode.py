@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections import Counter
@@ -337,6 +338,12 @@ def test_what_is_no_drafter_or_not_its_target_is_one_line(taught_run: Path, tmp_
     for file in (taught_run / "checkpoints" / "step-150").iterdir():
         (damaged / file.name).write_bytes(file.read_bytes()[:-1])
     assert "no checkpoint that can be read" in refusal(damaged)
+
+
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, -1.0, 1e-320])
+def test_a_temperature_at_which_nothing_is_probable_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match=r"temperature: must be 0 or from 0\.001 to 100"):
+        Sampling(temperature=temperature)
 
 
 def test_a_prompt_without_a_token_is_refused(trained: Loaded) -> None:

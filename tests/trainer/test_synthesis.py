@@ -177,6 +177,7 @@ def test_regenerate_puts_the_targets_own_answers_into_conversations(
         ({"conversations": None}, "conversations"), ({"paths": ["x.jsonl"]}, "regenerate"),
         ({"openings": {"free": []}}, "openings"), ({"answer": {"max_tokens": 300}}, "answer.max_tokens"),
         ({"target": {"path": "nowhere"}}, "nowhere"),
+        ({"answer": {"temperature": "1e-320"}}, "answer.temperature: must be 0, or at least 0.001"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_is_one_line(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.config import LEAST_TEMPERATURE, MOST_TEMPERATURE
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
@@ -25,8 +27,9 @@ class Sampling:
     """Only the so many most probable tokens."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature: must not be negative, is {self.temperature:g}")
+        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE:
+            between = f"from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}"
+            raise ValueError(f"temperature: must be 0 or {between}, is {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: must be more than 0 and at most 1, is {self.top_p:g}")
         if self.top_k is not None and self.top_k < 1:

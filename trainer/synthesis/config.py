@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 import typedyaml
-from trainer.config import ConfigError, Count, Device, Dtype, Fraction, Index
+from trainer.config import (
+    LEAST_TEMPERATURE,
+    MOST_TEMPERATURE,
+    ConfigError,
+    Count,
+    Device,
+    Dtype,
+    Fraction,
+    Index,
+    Size,
+)
 from typedyaml import Float, Model, ProblemAt, Str
 
 OPENINGS = {
@@ -26,6 +36,15 @@ OPENINGS = {
 """How a user's turn begins, by category; it goes on with what the target thinks that a user would say."""
 
 
+def _greedy_or_warm(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:g}, is {value:g}")
+    return value
+
+
+Temperature = Annotated[Float, Field(ge=0, le=MOST_TEMPERATURE), AfterValidator(_greedy_or_warm)]
+
+
 class WriterConfig(Model):
     path: Str
     """A local Hugging Face causal language model with a chat template: the target that the drafter is for."""
@@ -36,7 +55,7 @@ class WriterConfig(Model):
 class DrawnConfig(Model):
     """Of a user's turn."""
 
-    temperature: Annotated[Float, Field(ge=0)] = 1.0
+    temperature: Temperature = 1.0
     """0: always the most probable token."""
     top_p: Annotated[Float, Field(gt=0, le=1)] = 0.95
     """Only the most probable tokens that together have this much."""
@@ -51,7 +70,7 @@ class DrawnConfig(Model):
 class AnswerConfig(DrawnConfig):
     """Of the assistant's."""
 
-    temperature: Annotated[Float, Field(ge=0)] = 0.7
+    temperature: Temperature = 0.7
     """0: always the most probable token."""
     top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Only the most probable tokens that together have this much."""
@@ -75,7 +94,7 @@ class SynthesisConfig(Model):
     """Of everything that is drawn: the same seed writes the same."""
     device: Device = "auto"
     """auto: the first GPU, or the CPU."""
-    batch_size: Count = 64
+    batch_size: Size = 64
     """Conversations that are written side by side."""
     question: DrawnConfig = DrawnConfig()
     """How the user's turn is drawn."""
