@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer import checkpoint
 from trainer.config import Config, ConfigError, expand_path
-from trainer.export import contract, loading, package, source
+from trainer.export import loading, source
 from trainer.files import describe
 from trainer.model.drafter import DrafterShape
 from trainer.model.target import Target
@@ -59,7 +59,7 @@ def find(config: Config, target: Target, shape: DrafterShape, *, say: Callable[[
         return None
     path = expand_path(config.drafter.start_from, key=KEY).absolute()
     try:
-        found = _published(path, target) if _is_published(path) else _checkpoint(path, config, say)
+        found = _published(path, target) if loading.is_published(path) else _checkpoint(path, config, say)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {error}") from None
     if others := list(_others(found, config, target, shape)):
@@ -77,10 +77,6 @@ def find(config: Config, target: Target, shape: DrafterShape, *, say: Callable[[
     return found
 
 
-def _is_published(path: Path) -> bool:
-    return any((path / name).is_file() for name in (contract.NAME, package.CONFIG))
-
-
 def _checkpoint(path: Path, config: Config, say: Callable[[str], None]) -> Start:
     found = source.find(path, which="auto", target=expand_path(config.target.path, key="target.path"), say=say)
     averaged = found.origin.weights == "ema"
@@ -93,18 +89,9 @@ def _checkpoint(path: Path, config: Config, say: Callable[[str], None]) -> Start
 
 def _published(path: Path, target: Target) -> Start:
     found = loading.read(path)
-    if found.contract is not None:
-        loading.see_that_it_is_the_target(path, found.contract.target, target)
-        what = f"exported from {found.contract.origin}, {found.contract.dtype}"
-    else:
-        here = loading.sizes_of(target)
-        was = {"layers": found.config.get("num_target_layers"), "vocabulary": found.config.get("vocab_size")}
-        for key, there in was.items():
-            if there not in (None, here[key]):
-                raise ConfigError(f"{path}: was trained for another target, whose {key} are {there}, not {here[key]}")
-        what = "in z-lab's form"
+    loading.see_that_it_is_the_target(found, target)
     return Start(
-        path=path, what=what, files=found.files(), shape=found.shape,
+        path=path, what=str(found), files=found.files(), shape=found.shape,
         weights={name: tensor.float() for name, tensor in found.tensors().items()},
         layer_ids=found.layout.layer_ids, block_size=found.layout.block_size, mask_token_id=found.layout.mask_token_id,
     )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.export import package
+from trainer.export import loading, package
 from trainer.export.gate import Replay
 from trainer.export.package import Package
 
@@ -60,6 +60,19 @@ def test_z_labs_own_package_loads_it_and_drafts_the_same(exported: Path, replay:
             )  # fmt: skip
             drafted.append(served.lm_head(hidden_BKH[0, 1:]).argmax(dim=-1))
     assert torch.equal(torch.stack(drafted), replay.drafted.tokens_Nk)
+
+
+def test_what_z_labs_own_package_saves_is_read_as_what_it_was(made: Package, exported: Path, tmp_path: Path) -> None:
+    """As drafters are published: in shards, with the fields that transformers writes, and no contract."""
+    from dflash import DFlashDraftModel
+
+    DFlashDraftModel.from_pretrained(exported).save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    found = loading.read(tmp_path / "saved")
+    assert len(found.files()) > 1 and found.contract is None
+    assert (found.layout, found.shape, str(found)) == (made.layout, made.source.shape, "z-lab's form, float32")
+    tensors = found.tensors()
+    assert tensors.keys() == made.tensors.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in made.tensors.items())
 
 
 def test_z_labs_own_package_decodes_with_it_what_the_target_writes_in_fewer_passes(exported: Path, replay: Replay,

@@ -19,6 +19,8 @@ from trainer import starting
 from trainer.checkpoint import WEIGHTS
 from trainer.config import Config, ConfigError, TargetConfig, check_inputs
 from trainer.data.order import Cursor
+from trainer.decode import loaded
+from trainer.decode.generate import generate
 from trainer.export import loading, package, source
 from trainer.model.target import Target, drafter_shape, load_target
 
@@ -71,7 +73,7 @@ def publish(run: Path, to: Path, **changes: Any) -> Path:
     (to / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     config = json.loads((to / "config.json").read_bytes())
     del config["rope_parameters"], config["dflash_config"]["block_size"]
-    configure(to, **{**config, **changes})
+    configure(to, **{**config, "rope_theta": int(config["rope_theta"]), **changes})
     return to
 
 
@@ -256,8 +258,8 @@ def said_as(**fields: Any) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(("spoil", "said"), [
-    (said_as(num_target_layers=9), "was trained for another target, whose layers are 9, not 6"),
-    (said_as(vocab_size=512), "was trained for another target, whose vocabulary are 512, not 400"),
+    (said_as(num_target_layers=9), "was trained for another target: layers is 6, not 9"),
+    (said_as(vocab_size=512), "was trained for another target: vocabulary is 400, not 512"),
     (said_as(rope_theta=1e6), "the base of RoPE, which is the target's, is 1e+06 there and 10000 here"),
     (said_as(rope_scaling={"rope_type": "yarn", "factor": 2}), "its rotary embedding is scaled (yarn)"),
     (said_as(layer_types=["full_attention", "sliding_attention"], sliding_window=8), "layers [1] look back 8 tokens"),
@@ -294,6 +296,21 @@ def test_layers_that_a_published_drafter_does_not_name_are_those_that_the_form_t
     """As many as it has layers itself."""
     there = publish(run, tmp_path / "there", dflash_config={"mask_token_id": 3})
     assert loading.read(there).layout.layer_ids == [1, 3]
+
+
+def test_a_published_drafter_can_be_decoded_with_as_the_export_that_it_was(
+    run: Path, tiny_target: Path, tmp_path: Path
+) -> None:
+    there, was = publish(run, tmp_path / "there"), export(run, tmp_path / "export", dtype="bfloat16")
+    with pytest.raises(ConfigError, match=f"{there}: an export does not say where its target is; name it"):
+        loaded.load(there, target=None, device=CPU, say=pytest.fail)
+    texts = []
+    for path in (there, was):
+        found = loaded.load(path, target=str(tiny_target), device=CPU, dtype="float32", say=lambda line: None)
+        made = generate(found.target, found.block_drafter, [[5, 6, 7, 8]], max_tokens=16, batch_size=1)
+        texts.append((made.continuations[0].tokens, made.acceptance))
+    assert found.source == f"{was} (exported from step 20, last weights, bfloat16)"
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(("make", "said"), [

@@ -1,7 +1,9 @@
-"""A drafter from a directory, with the target that it was trained for: a checkpoint, a run with some, or an export.
+"""A drafter from a directory, with the target that it was trained for: a checkpoint, a run with some, an export, or a
+drafter in z-lab's form.
 
-Which it is follows from the files in it. A checkpoint names its target; an export names only what has to be in it, so
-that its target has to be pointed out. Neither is decoded with another target than its own.
+Which it is follows from the files in it. A checkpoint names its target; an export names only what has to be in it, and
+others hardly that, so that their target has to be pointed out. None is decoded with another target than its own, as far
+as it tells.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from typing import Literal
 
 import torch
 
-from trainer import export
 from trainer.config import ConfigError, TargetConfig, expand_path
 from trainer.decode.engine import BlockDrafter
-from trainer.export import contract, source
+from trainer.export import loading, source
 from trainer.export.source import DTYPES, DtypeName
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target
@@ -41,8 +42,8 @@ def load(path: Path, *, target: str | None, device: torch.device, dtype: DtypeNa
     target_path = expand_path(target, key="--target") if target else None
     if target_path is not None and not (target_path / "config.json").is_file():
         raise ConfigError(f"--target: there is no model in {target_path}")
-    if (path / contract.NAME).is_file():
-        return _of_export(path, target_path, device, dtype, say)
+    if loading.is_published(path):
+        return _published(path, target_path, device, dtype, say)
     found = source.find(path, which=weights, target=target_path, say=say)
     arithmetic = dtype or found.computed_in
     loaded = _target(found.target_path, device, arithmetic, found.layer_ids)
@@ -54,20 +55,19 @@ def load(path: Path, *, target: str | None, device: torch.device, dtype: DtypeNa
     )  # fmt: skip
 
 
-def _of_export(path: Path, target_path: Path | None, device: torch.device, dtype: DtypeName | None, say: Say
+def _published(path: Path, target_path: Path | None, device: torch.device, dtype: DtypeName | None, say: Say
                ) -> Loaded:  # fmt: skip
-    found = contract.read(path)
+    found = loading.read(path)
     if target_path is None:
-        raise ConfigError(
-            f"{path}: an export does not say where its target is, a {found.target.architecture} of"
-            f" {found.target.layers} layers; name it with --target DIR"
-        )
+        facts = found.contract and found.contract.target
+        which = f", a {facts.architecture} of {facts.layers} layers" if facts else ""
+        raise ConfigError(f"{path}: an export does not say where its target is{which}; name it with --target DIR")
     arithmetic = dtype or found.dtype
     target = _target(target_path, device, arithmetic, found.layout.layer_ids)
-    drafter, found = export.load(path, target, say=say)
+    drafter = loading.drafter_of(found, target, say=say)
     return _loaded(
         target, drafter, arithmetic, block_size=found.layout.block_size, mask_token_id=found.layout.mask_token_id,
-        source=f"{path} (exported from step {found.origin.step}, {found.dtype})",
+        source=f"{path} ({found})",
     )  # fmt: skip
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from trainer.config import ConfigError
 from trainer.export import contract, formats
-from trainer.export.contract import Contract, FileFacts, Layout, TargetFacts
+from trainer.export.contract import Contract, FileFacts, Layout
 from trainer.export.package import CONFIG, WEIGHTS
-from trainer.export.source import DTYPES
+from trainer.export.source import DTYPES, DtypeName
 from trainer.files import describe
 from trainer.inputs import weights_problem
 from trainer.kept import changed
@@ -41,6 +41,15 @@ class Published:
     shape: DrafterShape
     contract: Contract | None
     """None: not an export of this trainer."""
+
+    @property
+    def dtype(self) -> DtypeName:
+        """What it is said to be kept in, and so to compute in."""
+        name = self.contract.dtype if self.contract else self.config.get("dtype", self.config.get("torch_dtype"))
+        return "float32" if name == "float32" else "bfloat16"
+
+    def __str__(self) -> str:
+        return f"exported from {self.contract.origin}, {self.dtype}" if self.contract else f"z-lab's form, {self.dtype}"
 
     def files(self) -> list[Path]:
         """Of weights: one, or the shards that an index lists."""
@@ -74,20 +83,30 @@ class Published:
 def load(directory: Path, target: Target, *, say: Callable[[str], None]) -> tuple[Drafter, Contract]:
     """See `trainer.export.load`."""
     found = contract.read(directory)
-    published = _of_export(directory, found)
-    see_that_it_is_the_target(directory, found.target, target)
+    return drafter_of(_of_export(directory, found), target, say=say), found
+
+
+def drafter_of(found: Published, target: Target, *, say: Callable[[str], None]) -> Drafter:
+    """Frozen, on the target's device, in the type that it is kept in. Raises `ConfigError` for another target than its
+    own, or one of which other layers are captured."""
+    see_that_it_is_the_target(found, target)
     if target.layer_ids != found.layout.layer_ids:
         raise ConfigError(
-            f"{directory}: reads target layers {found.layout.layer_ids}, and {target.layer_ids} are captured; load the"
+            f"{found.path}: reads target layers {found.layout.layer_ids}, and {target.layer_ids} are captured; load the"
             " target with target.layer_ids as the export has them"
         )
-    drafter = Drafter(published.shape).to(DTYPES[found.dtype])
-    drafter.load_state_dict(published.tensors())
-    if found.torch != torch.__version__:
-        say(f"{directory}: exported by torch {found.torch}, and this is {torch.__version__}")
-    if found.gate is None:
-        say(f"{directory}: was exported with --no-gate: nobody has seen that it decodes as it was trained")
-    return drafter.requires_grad_(False).eval().to(target.device), found
+    drafter = Drafter(found.shape).to(DTYPES[found.dtype])
+    drafter.load_state_dict(found.tensors())
+    if found.contract is not None and found.contract.torch != torch.__version__:
+        say(f"{found.path}: exported by torch {found.contract.torch}, and this is {torch.__version__}")
+    if found.contract is not None and found.contract.gate is None:
+        say(f"{found.path}: was exported with --no-gate: nobody has seen that it decodes as it was trained")
+    return drafter.requires_grad_(False).eval().to(target.device)
+
+
+def is_published(path: Path) -> bool:
+    """Whether `path` is meant as a drafter's directory as servers load it, whole or not."""
+    return any((path / name).is_file() for name in (contract.NAME, CONFIG))
 
 
 def read(directory: Path) -> Published:
@@ -117,18 +136,19 @@ def read(directory: Path) -> Published:
     return Published(path=directory, config=config, layout=layout, shape=shape, contract=None)
 
 
-def see_that_it_is_the_target(directory: Path, was: TargetFacts, target: Target) -> None:
-    """Raises `ConfigError` for another one than the drafter in `directory` was trained for."""
-    if said := contract.differences(sizes_of(target), was.model_dump(include=set(sizes_of(target)))):
-        raise ConfigError(f"{directory}: was trained for another target: {said[0]}")
-    if others := sorted(changed(was.files, target.files)):
-        raise ConfigError(f"{directory}: was trained for another target: its {', '.join(others)} are not this one's")
-
-
-def sizes_of(target: Target) -> dict[str, int]:
-    """By the names that a contract has for them."""
+def see_that_it_is_the_target(found: Published, target: Target) -> None:
+    """Raises `ConfigError` for another one than the drafter was trained for, as far as it tells."""
     text = target.model.config.get_text_config()
-    return {"layers": text.num_hidden_layers, "hidden": text.hidden_size, "vocabulary": text.vocab_size}
+    here = {"layers": text.num_hidden_layers, "hidden": text.hidden_size, "vocabulary": text.vocab_size}
+    if found.contract is not None:
+        was = found.contract.target.model_dump(include=set(here))
+    else:
+        said = {"layers": found.config.get("num_target_layers"), "vocabulary": found.config.get("vocab_size")}
+        was = {"hidden": found.shape.hidden, **{key: value for key, value in said.items() if value is not None}}
+    if others := contract.differences({key: here[key] for key in was}, was):
+        raise ConfigError(f"{found.path}: was trained for another target: {others[0]}")
+    if found.contract is not None and (files := sorted(changed(found.contract.target.files, target.files))):
+        raise ConfigError(f"{found.path}: was trained for another target: its {', '.join(files)} are not this one's")
 
 
 def own_layout(layout: Layout, head_dim: int) -> Layout:
