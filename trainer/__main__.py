@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
@@ -74,8 +75,10 @@ def main(argv: list[str] | None = None) -> int:
 
     ranks = ranks_from_environment(os.environ)
     stop = StopRequest()
-    if ranks is None or ranks.leads:  # the others have nothing to say before they train, and end by the signal itself
+    if ranks is None or ranks.leads:
         stop.listen()
+    else:  # nothing to say before it trains: the signal itself ends it, also where it waits for the others
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         config = settled(load_config(arguments.config), ranks)
         identity = identity_from_environment(os.environ)
@@ -177,6 +180,8 @@ def measure(path: str, *, steps: int, as_json: bool) -> int:
     stop = StopRequest()
     stop.listen()
     config = load_config(path)
+    if config.engine in ("ddp", "fsdp2"):
+        raise ConfigError(f"engine: {config.engine} is not what this measures; leave it out to see threads")
     check_inputs(config)
     from trainer import bench
 

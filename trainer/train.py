@@ -338,13 +338,18 @@ class Training:
         what = self.watchdog.look(time.monotonic(), away=away)
         if what is None or crew.failed is not None:
             return
+        culprit, said = self._tell_who_does_what(what, crew)
+        if self.config.watchdog.action == "stop":
+            said += "; where it hangs is in the log above (watchdog.action: report would go on waiting)"
+            crew.fail(culprit, NoProgress(culprit, said))
+
+    def _tell_who_does_what(self, what: str, crew: Crew) -> tuple[str, str]:
+        """Returns who holds up the others, and what was said."""
         workers = list(crew.workers.values())
         culprit = who_holds_up(workers)
         said = f"{what} after step {self.steps_done}: {culprit}; {', '.join(map(str, workers))}"
         self.reporter.no_progress(said, stacks(), worker=culprit.name, step=self.steps_done)
-        if self.config.watchdog.action == "stop":
-            said += "; where it hangs is in the log above (watchdog.action: report would go on waiting)"
-            crew.fail(culprit.name, NoProgress(culprit.name, said))
+        return culprit.name, said
 
     def _go_on_without(self, crew: Crew) -> bool:
         """Whether the run goes on although a worker has failed; then everything is ready for the others."""

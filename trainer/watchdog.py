@@ -38,17 +38,18 @@ class Watchdog:
         self._intervals_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._stepped_at: float | None = None
         self._looked_at = now
-        self._quiet_s = 0.0
+        self.quiet_s = 0.0
+        """For which no step has ended, and this process has run."""
         self._reported = False
 
     def stepped(self, now: float) -> None:
         if self._stepped_at is not None:
             self._intervals_s.append(now - self._stepped_at)
-        self._stepped_at, self._quiet_s, self._reported = now, 0.0, False
+        self._stepped_at, self.quiet_s, self._reported = now, 0.0, False
 
     def again(self) -> None:
         """The run begins anew from where it is."""
-        self._stepped_at, self._quiet_s, self._reported = None, 0.0, False
+        self._stepped_at, self.quiet_s, self._reported = None, 0.0, False
 
     def limit_s(self, *, away: bool) -> float:
         """How long may no step end? `away`: a checkpoint is being written, or the drafter evaluated."""
@@ -62,15 +63,15 @@ class Watchdog:
 
     def look(self, now: float, *, away: bool) -> str | None:
         """How long has no step ended, if that is too long and has not been told yet?"""
-        self._quiet_s += min(now - self._looked_at, LONGEST_LOOK_S)
+        self.quiet_s += min(now - self._looked_at, LONGEST_LOOK_S)
         self._looked_at = now
-        if self.config.action == "off" or self._reported or self._quiet_s <= self.config.least_s:
+        if self.config.action == "off" or self._reported or self.quiet_s <= self.config.least_s:
             return None
         limit_s = self.limit_s(away=away)
-        if self._quiet_s <= limit_s:
+        if self.quiet_s <= limit_s:
             return None
         self._reported = True
-        return f"no step for {self._quiet_s:.1f} s (limit {limit_s:.1f} s)"
+        return f"no step for {self.quiet_s:.1f} s (limit {limit_s:.1f} s)"
 
 
 def who_holds_up(workers: Iterable[Worker]) -> Worker:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.conftest import settings, start_trainer, taught_run, taught_target, tiny_target, train
+from tests.trainer.conftest import settings, start_trainer, taught_run, taught_target, tiny_target, torchrun, train
 from trainer.compile_plan import watch
 from trainer.kernels import kernels_for
 
-__all__ = ["settings", "start_trainer", "taught_run", "taught_target", "tiny_target", "train"]
+__all__ = ["settings", "start_trainer", "taught_run", "taught_target", "tiny_target", "torchrun", "train"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ The tiny target is a real Hugging Face Llama with a real byte-level tokenizer, s
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -132,6 +133,28 @@ def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
     for process in started:
         if process.poll() is None:
             process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def torchrun() -> Iterator[Callable[..., TrainerProcess]]:
+    """Start a training in so many processes as a user types it, without specctl; it writes to its output directory."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(config: Path, processes: int) -> TrainerProcess:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+             "-m", "trainer", "train", str(config)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            env={"NCCL_NVLS_ENABLE": "0", **environment, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        started.append(process)
+        return TrainerProcess(process, Path(json.loads(config.read_text())["output_dir"]))
+
+    yield start
+    for process in started:
+        process.terminate()  # by which it ends those that it has started, and kills them after a while
         process.communicate()
 
 

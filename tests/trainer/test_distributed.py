@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.support import REPOSITORY, TrainerProcess, events, losses, records, write_config
+from tests.trainer.support import TrainerProcess, events, losses, records, write_config
 from trainer.checkpoint import Checkpoint, latest, steps_on_disk
 from trainer.config import Config, ConfigError, load_config
 from trainer.distributed.ranks import Ranks, ranks_from_environment, settled
@@ -29,6 +28,23 @@ def broken(self, batch):
         raise ValueError("planted in one process")
     return original(self, batch)
 trainer.replica.Replica._begin = broken
+"""
+HANG = """
+import os, time, trainer.replica, trainer.train
+trainer.train.FAILED_WORKERS_TIMEOUT_S = 1.0
+original = trainer.replica.Replica._begin
+def hang_in_one_process(self, batch):
+    if batch.step == 3 and os.environ["RANK"] == "1":
+        time.sleep(600)
+    return original(self, batch)
+trainer.replica.Replica._begin = hang_in_one_process
+"""
+OTHERWISE = """
+import os, trainer.config
+original = trainer.config.Config.what_a_resume_must_keep
+def otherwise(self):
+    return {**original(self), "seed": os.environ["RANK"]}
+trainer.config.Config.what_a_resume_must_keep = otherwise
 """
 SPOIL = """
 import os, trainer.model.target
@@ -153,29 +169,15 @@ def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(run: Ru
     assert [event["worker"] for event in events(tmp_path / "other", "exception")] == ["drafter-1"]
 
 
-@pytest.fixture
-def started(settings: dict[str, Any], tmp_path: Path) -> Iterator[TrainerProcess]:
-    """By torchrun as a user types it."""
-    long = {**settings, "steps": 100_000, "checkpoint_every": 100_000, "output_dir": str(tmp_path / "run")}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECCTL_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer",
-         "train", str(write_config(long, tmp_path / "long.yaml"))],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-        env={**environment, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    yield TrainerProcess(process, tmp_path / "run")
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
-
-
+@pytest.mark.timeout(400)
 def test_torchrun_that_is_told_to_stop_stops_all_after_the_same_step_with_a_checkpoint(
-    started: TrainerProcess, run: Run, tmp_path: Path
+    torchrun: Callable[..., TrainerProcess], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    started.wait_for_step(3)
+    settings |= {"steps": 100_000, "checkpoint_every": 100_000, "output_dir": str(tmp_path / "run")}
+    started = torchrun(write_config(settings, tmp_path / "long.yaml"), 2)
+    started.wait_for_step(3, timeout_s=150)
     started.terminate()
-    _, out, err = started.finish()
+    _, out, err = started.finish(timeout_s=150)
     assert "phase=stopping\n" in out and "Exception" not in err.replace("SignalException", "")
     (step,) = steps_on_disk(tmp_path / "run" / "checkpoints")
     last = {row["worker"]: row["step"] for row in records(tmp_path / "run", "metrics.jsonl")}
@@ -184,7 +186,20 @@ def test_torchrun_that_is_told_to_stop_stops_all_after_the_same_step_with_a_chec
     assert (ended["code"], ended["stopped"]) == (0, True)
 
 
+def test_who_hangs_in_another_process_is_in_the_log_of_that_process(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=HANG, watchdog={"least_s": 2, "factor": 1}, expect=1)
+    assert "when drafter-0 gave up" in out
+    stacks = {event["worker"]: event["stacks"] for event in events(tmp_path / "run", "no_progress")}
+    assert "hang_in_one_process" in stacks["drafter-1"]["drafter-1"]
+    assert [event["type"] for event in events(tmp_path / "run", "exception")] == ["trainer.watchdog.NoProgress"]
+
+
 # --- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def test_machines_with_other_data_or_another_target_do_not_train_together(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, planted=OTHERWISE, expect=1)
+    assert out.count("trainer: process 1 has not the same seed as process 0; give all machines the same") == 1
 
 
 def ranks(size: int) -> Ranks:

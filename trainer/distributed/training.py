@@ -156,6 +156,9 @@ class RankTraining(Training):
     def _watch(self, crew: Crew) -> None:
         super()._watch(crew)
         if crew.failed is None and (other := self.world.failure_elsewhere()):
+            if (quiet_s := self.watchdog.quiet_s) > self.config.watchdog.least_s / 2:
+                # Whoever gave up had to wait, and cannot know for whom of the others.
+                self._tell_who_does_what(f"no step for {quiet_s:.1f} s when {other} gave up", crew)
             crew.fail(other, Aborted())  # which that one's own process reports
 
     def _abort(self, failed: str) -> None:

@@ -163,6 +163,8 @@ def forecast(config: Config) -> str:
         raise ConfigError(f"target.path: cannot read the sizes of {path}: {' '.join(str(error).split())}") from error
     shape = shape_for(model, config.drafter, captured=len(layer_ids))
     lines = [f"target threads: {', '.join(devices.target)}; drafters: {', '.join(devices.drafter)}"]
+    if config.engine in ("ddp", "fsdp2"):
+        lines.append(f"engine: {config.engine} is planned as if it were threads")
     if absent := devices.absent(gpus):
         lines.append(f"not on this machine: {', '.join(absent)} (planned all the same)")
     compiled = [form for name in dict.fromkeys(devices.drafter) for form in forms(config, torch.device(name))]
