@@ -163,7 +163,7 @@ class Top(App[int]):
 
     def _tick(self) -> None:
         if driver.closed() and not self.is_headless:
-            driver.leave(128 + signal.SIGHUP)
+            driver.hang_up()
         self._fit()
         self._show()
 

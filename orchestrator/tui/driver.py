@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
@@ -28,6 +31,14 @@ class Terminal(LinuxDriver):
     def write(self, data: str) -> None:
         super().write(self._plain(data) if self._plain else data)
 
+    def run_input_thread(self) -> None:
+        try:
+            super().run_input_thread()
+        except OSError:
+            if not closed():
+                raise
+            hang_up()
+
 
 def closed() -> bool:
     """Whether nobody can look any more: the window is closed, or the link to it lost."""
@@ -44,6 +55,8 @@ def size() -> Size | None:
         return None
 
 
-def leave(code: int) -> None:
-    """Ends the program at once: on a terminal that is gone, saying good-bye would wait for ever."""
-    os._exit(code)
+def hang_up() -> NoReturn:
+    """Ends the program at once, and as the kernel does whose terminal is gone, whoever of the two sees it first. Saying
+    good-bye to such a terminal would wait for ever."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+    os._exit(128 + signal.SIGHUP)  # where hang-ups are ignored

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -361,6 +364,21 @@ def test_a_terminal_that_goes_ends_it_even_where_hang_ups_are_ignored(specctl: S
     terminal.until("-failing-")
     os.close(terminal.fd)
     assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 128 + signal.SIGHUP
+
+
+def test_it_ends_alike_if_it_sees_before_the_kernel_tells_it_that_its_terminal_is_gone(specctl: Specctl) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    # Of a terminal that is nobody's own, nobody is told that it goes.
+    with subprocess.Popen([sys.executable, "-m", "orchestrator", "top"], cwd=specctl.project, stdin=theirs,
+                          stdout=theirs, stderr=theirs, env={**specctl.environ, "TERM": "xterm-256color"},
+                          start_new_session=True) as top:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while b"-failing-" not in seen:
+            seen += os.read(ours, 65536)
+        os.close(ours)
+        assert top.wait(60) == -signal.SIGHUP
 
 
 def test_without_a_terminal_or_textual_it_says_what_to_do(specctl: Specctl) -> None:
