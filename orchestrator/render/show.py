@@ -331,7 +331,8 @@ def _event(event: Event) -> str:
         return one_line(f"exception {fields.get('type')}: {fields.get('message')}")
     if "path" in fields:  # a log or a checkpoint: what else is known of it stands above
         return one_line(f"{event.event} {fields['path']}")
-    told = {name: value for name, value in fields.items() if name != "at" and value not in (None, "", 0, False)}
+    above = ("at", "last_words")
+    told = {name: value for name, value in fields.items() if name not in above and value not in (None, "", 0, False)}
     told |= {"code": 0} if fields.get("code") == 0 else {}
     said = " ".join(f"{name}={value}" for name, value in told.items())
     return one_line(f"{event.event} {said}"[:160].rstrip())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.driver import Specctl, poll_until
+from tests.trainer.support import small_run, write_config
 
 SAYS = """
 import os, signal, sys
@@ -97,6 +99,7 @@ def test_every_verb_that_says_how_it_ended_says_it(runs: tuple[Specctl, dict[str
         assert f"exit code 2; {line}" in specctl(verb).out, verb
     for words in (["show", ids["option"]], ["compare", ids["well"], ids["option"]], ["errors", ids["option"]]):
         assert f"exit code 2; {line}" in specctl(*words).out, words
+    assert specctl("show", ids["option"]).out.count("no such option") == 1
     told = specctl("watch", ids["option"], "--json").objects[-1]
     assert told["kind"] == "end" and told["text"] == f"FAILED: exit code 2; {line}"
     assert specctl("report", ids["option"], "-o", "page.html").code == 0
@@ -170,6 +173,15 @@ def test_a_programs_own_reason_is_better_than_its_last_line_if_it_is_of_this_att
     ):
         done = specctl.launch("--until", "process", "--", sys.executable, "reason.py", word)
         assert poll_until(lambda: failed(specctl, done.json["run_id"]))["why"] == why  # noqa: B023
+
+
+def test_a_configuration_that_the_trainer_refuses_there_is_told_by_its_key(specctl: Specctl) -> None:
+    config = {**small_run(Path("/nowhere"), Path("out")), "resume": "never"}
+    write_config(config, specctl.project / "run.yaml")
+    words = ["--until", "process", "--", sys.executable, "-m", "trainer", "train", "run.yaml"]
+    run_id = specctl.launch(*words).json["run_id"]
+    why = poll_until(lambda: failed(specctl, run_id))["why"]
+    assert why.startswith("exit code 2; by its own word: target.path: no Hugging Face model in /nowhere")
 
 
 def test_a_start_script_that_names_its_own_log_is_told_by_the_last_line_of_that(specctl: Specctl) -> None:
