@@ -208,7 +208,10 @@ class AdamWInPlace:
         self.config = config
         self.parts = [nn.Parameter(tensor) for tensor in tensors]
         """The same memory; whoever calls `step` has given them their gradients."""
-        groups = [{"params": [part], "weight_decay": decay} for part, decay in zip(self.parts, decays, strict=True)]
+        by_decay: dict[float, list[nn.Parameter]] = {}  # torch's kernel does all of a group at once
+        for part, decay in zip(self.parts, decays, strict=True):
+            by_decay.setdefault(decay, []).append(part)
+        groups = [{"params": parts, "weight_decay": decay} for decay, parts in by_decay.items()]
         device = tensors[0].device
         self.lr = torch.full((), config.lr, device=device)
         """Whoever calls `step` fills it first."""

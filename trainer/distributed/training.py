@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import Checkpoint
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.distributed.ranks import Ranks, own_devices
 from trainer.distributed.replica import GatheredFigures, RankReplica
 from trainer.distributed.world import World, join, leave
@@ -41,9 +41,11 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, ranks: Ranks, *
     try:
         make = functools.partial(RankTraining, world)
         ending = run(prepare(config, reporter, stop, must_resume=must_resume, make=make))
-    except Exception:
-        if world.failure_elsewhere() is None:
+    except Exception as error:
+        gone = world.failure_elsewhere() is not None
+        if not gone:
             world.tell_failure(f"process {ranks.rank}")
+        if not gone or isinstance(error, ConfigError):  # which all may find out, none by the others' going
             raise
         return Ending(code=1, stuck=[])  # what broke here is that the other has gone, and that one has said why
     if ending.code == 0:
