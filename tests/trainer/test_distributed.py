@@ -140,6 +140,21 @@ def test_a_run_goes_on_in_threads_or_processes_whatever_it_was_before(run: Run, 
     alike(saved(tmp_path / "changing"), saved(tmp_path / "threads"))
 
 
+def test_weights_to_start_from_and_evaluations_on_the_way_are_the_same_in_shards(
+    run: Run, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run(tmp_path / "first", steps=2)
+    changed = {
+        "drafter": {**settings["drafter"], "start_from": str(tmp_path / "first")}, "optimizer": PACED["optimizer"],
+        "evaluate_every": 2, "evaluation": {"prompts": 2, "max_tokens": 4}, "steps": 4,
+    }  # fmt: skip
+    run(tmp_path / "threads", **changed)
+    run(tmp_path / "shards", 2, engine="fsdp2", **changed)
+    assert losses(tmp_path / "shards") == pytest.approx(losses(tmp_path / "threads"), rel=1e-5)
+    taus = [[event["tau"] for event in events(tmp_path / name, "evaluation")] for name in ("shards", "threads")]
+    assert taus[0] == taus[1] and len(taus[0]) == 2
+
+
 def test_layers_are_compiled_once_each_in_processes_that_shard_them(run: Run, settings: dict[str, Any], tmp_path: Path
                                                                     ) -> None:  # fmt: skip
     settings["drafter"]["layers"] = 3  # the last two by one function
