@@ -23,10 +23,10 @@ END_BYTES = 64 << 10
 
 def of(paths: RunPaths, followers: Sequence[Follower], *, nonce: str) -> LastWords | None:
     """`followers` are of the run's logs, its own first, and have read what there is. None: nothing says anything."""
+    error = _own_error(paths, nonce)
+    if error is not None:
+        return LastWords(text=error, by="program")
     try:
-        error = _own_error(paths, nonce)
-        if error is not None:
-            return LastWords(text=error, by="program")
         for follower in sorted(followers, key=lambda one: -one.written_at_ns):
             data, begun = follower.end(END_BYTES)
             line = last_line(data, begun=begun)
@@ -46,11 +46,13 @@ def _only_a_step(line: str) -> bool:
 
 
 def _own_error(paths: RunPaths, nonce: str) -> str | None:
-    """What the program itself, in this attempt, has given as the reason of its end. Raises `OSError`."""
-    fd = files.open_regular(paths.events)
-    with os.fdopen(fd, "rb") as file:
-        file.seek(max(0, os.fstat(fd).st_size - END_BYTES))
-        lines = file.read(END_BYTES).split(b"\n")
+    """What the program itself, in this attempt, has given as the reason of its end."""
+    try:
+        with os.fdopen(files.open_regular(paths.events), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
+            lines = file.read(END_BYTES).split(b"\n")
+    except OSError:
+        return None
     for line in reversed(lines):
         if b'"ended"' not in line:
             continue

@@ -196,6 +196,12 @@ def test_a_start_script_that_names_its_own_log_is_told_by_the_last_line_of_that(
     assert poll_until(lambda: failed(specctl, done.json["run_id"]))["why"] == "exit code 2; last line: starting"
 
 
+def test_a_program_that_removes_its_records_is_told_by_its_log_all_the_same(specctl: Specctl) -> None:
+    script = 'rm "$SPECCTL_RUN_DIR/events.jsonl"; echo "error: no room"; exit 2'
+    run_id = specctl.launch("--until", "process", "--", "sh", "-c", script).json["run_id"]
+    assert poll_until(lambda: failed(specctl, run_id))["why"] == "exit code 2; last line: error: no room"
+
+
 def test_what_outlives_the_program_does_not_hide_what_that_said(specctl: Specctl) -> None:
     script = "sleep 1000 & echo 'error: no room'; exit 2"
     run_id = specctl.launch("--until", "process", "--", "sh", "-c", script).json["run_id"]
