@@ -25,7 +25,8 @@ from trainer.config import ConfigError, TargetConfig
 from trainer.export import contract, formats, package, source
 from trainer.export.contract import Window
 from trainer.export.package import Package
-from trainer.model.target import Target, load_target
+from trainer.kept import changed
+from trainer.model.target import Target, file_digests, load_target
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +137,16 @@ def test_another_target_is_refused_by_what_differs(exported: Path, tiny_target: 
 
 
 # --- what is taken --------------------------------------------------------------------------------------------------
+
+
+
+def test_a_target_is_the_same_whichever_version_of_transformers_has_saved_it(tmp_path: Path, tiny_target: Path) -> None:
+    other = shutil.copytree(tiny_target, tmp_path / "target")
+    told = json.loads((other / "config.json").read_bytes())
+    (other / "config.json").write_text(json.dumps({**told, "transformers_version": "9.9"}, indent=4))
+    assert file_digests(other) == file_digests(tiny_target)
+    (other / "config.json").write_text(json.dumps({**told, "rms_norm_eps": 0.1}))
+    assert changed(file_digests(tiny_target), file_digests(other)) == ["config.json"]
 
 
 def test_the_moving_average_unless_the_last_weights_are_wanted(learnt_run: Path) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer import taught
 from tests.trainer.support import REPOSITORY, poll, records, write_config
 from trainer.__main__ import main
 from trainer.config import DataConfig, TargetConfig
 from trainer.data.rows import load_rows
-from trainer.decode.generate import generate
+from trainer.decode.engine import Engine
+from trainer.decode.generate import engine_for, generate, run
 from trainer.model.target import as_ids, load_target, load_tokenizer
 from trainer.synthesis import filters
 from trainer.synthesis.config import DrawnConfig
@@ -187,6 +189,39 @@ def test_a_configuration_that_cannot_be_is_one_line(
     assert main(["synthesize", str(write_config(settings, tmp_path / "c.yaml"))]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1, err
+
+
+def test_a_loop_is_known_by_where_it_begins_and_a_list_is_none() -> None:
+    tale, turn = list(range(100, 160)), [7, 8, 9, 10, 11]
+    assert filters.loop(tale) is None and filters.loop(turn * 3) is None and filters.loop([]) is None
+    begins = filters.loop(tale + turn * 20)
+    assert begins is not None and len(tale) <= begins <= len(tale) + len(turn)
+    # Of a long one, with a word in it that changes now and then.
+    verse = list(range(200, 240))
+    begins = filters.loop(tale + verse + [1, *verse, 2, *verse, 3, *verse])
+    assert begins is not None and len(tale) + len(verse) <= begins <= len(tale) + len(verse) + 8
+    assert filters.loop([token for number in range(40) for token in (5, 6, number, 9)]) is None
+    assert filters.loop(turn * 20 + tale) is None, "it has come out of it"
+
+
+def test_a_text_that_is_given_up_ends_there_and_all_others_are_as_without(
+    taught_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(TargetConfig(path=str(taught_target), dtype="float32", layer_ids=[0]), torch.device("cpu"))
+    prompts = [as_ids(target.tokenizer, f"Count from {word} to nine.", chat=True) for word in taught.DIGITS[:8]]
+    whole = generate(target, None, prompts, max_tokens=100, stop_ids=[], batch_size=3)
+
+    def hopeless(tokens: list[int]) -> bool:
+        return len(tokens) >= 64 and sum(tokens[:40]) % 3 == 0
+
+    for ahead in (0, 1):  # as on a GPU, where a round more is under way by then
+        monkeypatch.setattr(Engine, "ahead", ahead)
+        engine = engine_for(target, None, prompts, max_tokens=100, batch_size=3, sampling=None, stop_ids=[])
+        made = run(engine, prompts, max_tokens=100, hopeless=hopeless)
+        lengths = [64 if hopeless(one.tokens) else 100 for one in whole.continuations]
+        assert set(lengths) == {64, 100}
+        for one, other, length in zip(made.continuations, whole.continuations, lengths, strict=True):
+            assert one.tokens == other.tokens[:length] and not one.ended
 
 
 def test_filters_know_what_is_no_good_to_learn_from() -> None:

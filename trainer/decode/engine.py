@@ -259,6 +259,11 @@ class Engine:
             kept=[line[-2] for line in made], ended=[bool(line[-1]) for line in made],
         )  # fmt: skip
 
+    def give_up(self, rows: Sequence[int]) -> None:
+        """What is in `rows` is not gone on with, from the next round that is launched on."""
+        with self.stream():
+            self._done_B.index_fill_(0, bring(torch.tensor(rows), self.target.device), True)
+
     @torch.no_grad()
     def _work(self, length: int) -> Tensor:
         """[B, K+3]: tokens, and of each row how many count, how many of them were drafted, and whether one ended it."""

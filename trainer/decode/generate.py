@@ -21,6 +21,10 @@ from trainer.model.target import Target
 OnTokens = Callable[[int, list[int]], None]
 """(number of the prompt, tokens that have come)."""
 Say = Callable[[str], None]
+Hopeless = Callable[[list[int]], bool]
+"""Whether a text, as it has come so far, is not worth going on with."""
+LOOKED_AT_EVERY = 32
+"""Tokens of a text."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,7 +35,7 @@ class Continuation:
     tokens: list[int] = field(default_factory=list)
     """With the one that ended it, if one did."""
     ended: bool = False
-    """By a token that ends a text; else there were as many as were asked for."""
+    """By a token that ends a text; else there were as many as were asked for, or it was given up."""
     acceptance: Acceptance
 
 
@@ -98,26 +102,32 @@ def prepared(engine: Engine, say: Say) -> Engine:
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, seed: int = 0,
-        on_tokens: OnTokens | None = None, seeds: Sequence[Sequence[int | str]] | None = None
-        ) -> Generated:  # fmt: skip
+        on_tokens: OnTokens | None = None, seeds: Sequence[Sequence[int | str]] | None = None,
+        hopeless: Hopeless | None = None) -> Generated:  # fmt: skip
     """The same in an engine that is there, and has room. `seeds`: what each prompt's draws follow from; left out,
-    `seed` and its number."""
+    `seed` and its number. `hopeless` is asked of a text every `LOOKED_AT_EVERY` tokens, and ends it."""
     found = [Continuation(prompt=list(prompt), acceptance=Acceptance(block_size=engine.block_size))
              for prompt in prompts]  # fmt: skip
     seeds = seeds or [(seed, number) for number in range(len(prompts))]
     waiting, free = list(range(len(prompts))), list(range(engine.rows))
     in_row: dict[int, int] = {}
+    given_up: list[int] = []
     reading_s = decoding_s = 0.0
 
     def take(row: int, tokens: list[int], *, ended: bool) -> None:
         number = in_row[row]
         one = found[number]
-        new = tokens[: max_tokens - len(one.tokens)]
+        new, before = tokens[: max_tokens - len(one.tokens)], len(one.tokens)
         one.tokens += new
         one.ended = ended and len(new) == len(tokens)
         if on_tokens and new:
             on_tokens(number, new)
-        if ended or len(one.tokens) >= max_tokens:
+        done = ended or len(one.tokens) >= max_tokens
+        if not done and hopeless and before // LOOKED_AT_EVERY < len(one.tokens) // LOOKED_AT_EVERY:
+            done = hopeless(one.tokens)
+            if done:
+                given_up.append(row)
+        if done:
             del in_row[row]
             free.append(row)
 
@@ -132,6 +142,9 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, se
                 count = made.counts[row]
                 found[number].acceptance.add(count=count, kept=made.kept[row])
                 take(row, made.tokens_BK[row][:count], ended=made.ended[row])
+        if given_up:
+            engine.give_up(given_up)
+            given_up.clear()
 
     while waiting or in_row:
         # Few at a time would be read as slowly as many.

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import json
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -237,9 +238,10 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def file_digests(path: Path) -> dict[str, str]:
-    """A hash for the configuration and each file of weights in `path`: of its size and of samples all over it."""
-    digests = {}
-    for file in sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")]):
+    """A hash for the configuration in `path`, of what it says, and for each file of weights: of its size and of samples
+    all over it."""
+    digests = {"config.json": hashlib.sha256(_meaning((path / "config.json").read_bytes())).hexdigest()}
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
         size = file.stat().st_size
         digest = hashlib.sha256(str(size).encode())
         with file.open("rb") as content:
@@ -248,6 +250,16 @@ def file_digests(path: Path) -> dict[str, str]:
                 digest.update(content.read(SAMPLE_BYTES))
         digests[file.name] = digest.hexdigest()
     return digests
+
+
+def _meaning(config: bytes) -> bytes:
+    """The same for the same model, whoever has saved it: each version of transformers writes its own number."""
+    try:
+        told = json.loads(config)
+        told.pop("transformers_version", None)
+    except (ValueError, AttributeError):
+        return config
+    return json.dumps(told, sort_keys=True).encode()
 
 
 def arithmetic_dtype(name: str, device: torch.device) -> torch.dtype:

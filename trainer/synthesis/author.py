@@ -13,7 +13,7 @@ from trainer.config import ConfigError
 from trainer.data.assistant_turns import MARKS
 from trainer.data.chat_template import Template
 from trainer.decode.engine import Engine
-from trainer.decode.generate import Continuation, Say, end_ids, prepared, run
+from trainer.decode.generate import Continuation, Hopeless, Say, end_ids, prepared, run
 from trainer.decode.sampling import Sampling
 from trainer.model.target import Target
 from trainer.synthesis import filters
@@ -75,9 +75,12 @@ class Author:
     def answer(self, engine: Engine, prompts: Sequence[list[int]], seeds: Sequence[Sequence[int | str]]) -> list[Turn]:
         """What the target says behind each of `prompts`, none of which is longer than `longest_prompt`."""
         turns = []
-        for one in self._run(engine, prompts, self.config.answer, seeds):
+        keep = self.config.answer.unfinished == "keep"
+        for one in self._run(engine, prompts, self.config.answer, seeds, hopeless=_loops if keep else None):
+            unfinished = not one.ended and keep
+            if unfinished and (begins := filters.loop(one.tokens)) is not None:
+                del one.tokens[begins:]
             text, tokens = self._written(one)
-            unfinished = not one.ended and self.config.answer.unfinished == "keep"
             if unfinished:
                 text = text.rstrip(filters.HALF)  # of a character that is half there
             fault = filters.fault(text.strip(), tokens, ended=one.ended or unfinished, drawn=self.config.answer)
@@ -101,11 +104,16 @@ class Author:
         ), self._say)  # fmt: skip
 
     def _run(self, engine: Engine, prompts: Sequence[list[int]], drawn: DrawnConfig,
-             seeds: Sequence[Sequence[int | str]]) -> list[Continuation]:  # fmt: skip
-        made = run(engine, prompts, max_tokens=drawn.max_tokens, seeds=seeds)
+             seeds: Sequence[Sequence[int | str]], *, hopeless: Hopeless | None = None
+             ) -> list[Continuation]:  # fmt: skip
+        made = run(engine, prompts, max_tokens=drawn.max_tokens, seeds=seeds, hopeless=hopeless)
         self.tokens += made.tokens
         return made.continuations
 
     def _written(self, one: Continuation) -> tuple[str, list[int]]:
         tokens = one.tokens[:-1] if one.ended else one.tokens
         return str(self.target.tokenizer.decode(tokens, skip_special_tokens=True)), tokens
+
+
+def _loops(tokens: Sequence[int]) -> bool:
+    return filters.loop(tokens) is not None

@@ -77,7 +77,8 @@ class AnswerConfig(DrawnConfig):
     max_tokens: Count = 512
     """What has not come to its end by then is `unfinished`."""
     unfinished: Literal["drop", "keep"] = "drop"
-    """keep: as far as it goes, marked as `unfinished`, so that nobody learns that it ends there. The last answer of its
+    """keep: as far as it goes, marked as `unfinished`, so that nobody learns that it ends there; of an answer that has
+    begun to say the same again and again, which is not waited for, what comes before. The last answer of its
     conversation."""
 
 

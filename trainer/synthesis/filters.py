@@ -9,6 +9,7 @@ from trainer.synthesis.config import DrawnConfig
 
 RUN = 4
 """Tokens in a row that make a repetition."""
+LOOP, LOOP_SHARE = 48, 0.9
 HALF = "�"
 
 
@@ -26,8 +27,31 @@ def fault(text: str, tokens: Sequence[int], *, ended: bool, drawn: DrawnConfig) 
 
 def repetition(tokens: Sequence[int]) -> float:
     """The share of runs of `RUN` tokens that were there before."""
-    runs = [tuple(tokens[at : at + RUN]) for at in range(len(tokens) - RUN + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+    again = _again(tokens)
+    return sum(again) / len(again) if again else 0.0
+
+
+def loop(tokens: Sequence[int]) -> int | None:
+    """Where a text begins to say nothing but what it has said before, if its last `LOOP` tokens do; None if not."""
+    again = _again(tokens)
+    if sum(again[-LOOP:]) < LOOP_SHARE * LOOP:
+        return None
+    new, begins = 0, len(again)
+    for at in range(len(again) - 1, -1, -1):
+        new += not again[at]
+        if again[at] and new <= (1 - LOOP_SHARE) * (len(again) - at):
+            begins = at
+    return begins
+
+
+def _again(tokens: Sequence[int]) -> list[bool]:
+    """Of each run of `RUN` tokens, whether it was there before."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for run in zip(*(tokens[shift:] for shift in range(RUN)), strict=False):
+        found.append(run in seen)
+        seen.add(run)
+    return found
 
 
 def key_of(question: str) -> bytes:
