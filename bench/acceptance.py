@@ -85,6 +85,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     plain: list[float] = []
     for directory in arguments.runs:
+        if not (directory / "checkpoints").is_dir():
+            raise ConfigError(f"{directory}: no run with checkpoints")
         minutes = training_minutes(directory)
         for step, path in checkpoints(directory, last=arguments.last):
             one = loaded.load(path, target=arguments.target, device=device, weights=arguments.weights, say=complain)
