@@ -155,7 +155,7 @@ def _config(path: Path, what: str = "Hugging Face model") -> dict[str, Any]:
         raise _NoModel(_is_pointer(file))
     try:
         config = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _NoModel(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise _NoModel(f"{file} is not a model's configuration: it holds no object")
@@ -185,13 +185,14 @@ def _shards_problem(index: Path) -> str | None:
         return _is_pointer(index)
     try:
         names = sorted(set(json.loads(data)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shards = [index.parent / name for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{index} is no index of weights (it has no weight_map)"
-    missing = [name for name in names if not (index.parent / name).exists()]
+    missing = [name for name, shard in zip(names, shards, strict=True) if not shard.is_file()]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         return f"{index.parent} lacks {len(missing)} of its {len(names)} files of weights: {listed}"
-    return next((said for name in names if (said := _file_problem(index.parent / name))), None)
+    return next((said for shard in shards if (said := _file_problem(shard))), None)
 
 
 def parameter_count(path: Path) -> int:
@@ -227,7 +228,7 @@ def _file_problem(file: Path) -> str | None:
     try:
         ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
         needed = 8 + length + max(ends, default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return f"{file} is not a safetensors file: its header cannot be read"
     if size != needed:
         what = "is cut off" if size < needed else "is longer than its header says"

@@ -64,7 +64,8 @@ def _said(line: str) -> str | None:
     if unread * GARBLED > len(line):
         return None
     *drawn, left = [part for part in line.split("\r") if part.strip()] or [""]
-    if any(_letters(one) == _letters(left) for one in drawn):
+    same = _letters(left)
+    if any(_letters(one) == same for one in drawn):
         return None
     if bar := BAR.match(left[:BAR_CHARS]):
         left = left[bar.end() :]

@@ -230,6 +230,26 @@ def test_nobody_learns_that_an_unfinished_turn_ends_where_it_was_broken_off(name
     assert one.ids.tolist() == whole.ids[: len(one.ids)].tolist() and len(one.ids) < len(whole.ids)
 
 
+@pytest.mark.parametrize("name", STYLES)
+def test_an_unfinished_turn_ends_where_its_text_does_though_its_words_are_those_of_the_template(name: str) -> None:
+    style, chat = STYLES[name], template_of(STYLES[name])
+    for said in ("e", "end", "<", "|", "im", "s", "user", "assistant", "</think>", "an end"):
+        asked = [{"role": "user", "content": "again"}, {"role": "assistant", "content": said, "unfinished": True}]
+        one = encode(chat, asked)
+        assert runs(chat, one) == [style.said(said)] and one.trained[-1]
+
+
+def test_a_turn_broken_off_within_its_thinking_is_refused_where_the_template_would_end_it() -> None:
+    asked = [{"role": "user", "content": "again"}, {"role": "assistant", "content": "<think>one", "unfinished": True}]
+    with pytest.raises(BadRecord, match="breaks off within its thinking, which the chat template ends"):
+        encode(template_of(QWEN3), asked)
+    chatml = template_of(STYLES["chatml"])
+    assert runs(chatml, encode(chatml, asked)) == ["<think>one"]
+    asked[1]["content"] = "<think>one</think>"
+    with pytest.raises(BadRecord, match="has an unfinished turn without a text"):
+        encode(chatml, asked)
+
+
 def test_an_unfinished_turn_is_so_whether_or_not_the_template_marks_what_is_generated() -> None:
     said = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
     turn = "{{ m.role }}\n{% if m.role == 'assistant' %}" + said + "{% else %}"

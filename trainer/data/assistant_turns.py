@@ -36,6 +36,9 @@ class Turns:
     """In characters, of what the assistant wrote, with what ends its turns."""
     context_only: int = 0
     """Turns that are none of them, since the template leaves out what was thought before they were written."""
+    said_until: int | None = None
+    """Where the text of the last of the assistant's turns ends, before what the template puts behind it; None where it
+    says nothing."""
 
 
 def find(template: Template, messages: list[Message], tools: Any, text: str) -> Turns:
@@ -82,13 +85,14 @@ class _Search:
             end = self._end(index, start)
             see_calls(self.messages[index], self.text[start:end], index)
             spans.append((start, end))
-        return Turns(text=self.text, spans=spans, context_only=context_only)
+        until = self._at(self.turns[-1], 1)
+        return Turns(text=self.text, spans=spans, context_only=context_only, said_until=until)
 
     def by_prefixes(self) -> Turns:
         if not self.turns[0] or not self.frame.prompts:
             place = f"turn {self.turns[0]}"
             raise BadRecord("the chat template does not show where the assistant's turn begins", place)
-        spans, tail = [], self.frame.tail
+        spans, tail, until = [], self.frame.tail, None
         for index in self.turns:
             before = self.template.render(self.messages[:index], self.tools, prompt=True)
             through = self.template.render(self.messages[: index + 1], self.tools)
@@ -96,13 +100,15 @@ class _Search:
                 raise BadRecord("the chat template renders a turn otherwise than it prompts for it", f"turn {index}")
             own = self.messages[index]["content"].startswith(self.frame.header)
             start = self._behind_header(len(before), len(before) if own else len(self.text))
-            end = through.rfind(tail, start) + len(tail) if tail and tail in through[start:] else len(through)
+            ends = through.rfind(tail, start) if tail and tail in through[start:] else len(through)
+            end = min(ends + len(tail), len(through))
             said = self.messages[index]["content"].rpartition("</think>")[2].strip()
-            if said not in self.text[start:end]:
+            if (at := self.text.rfind(said, start, ends)) < 0:
                 raise BadRecord("the chat template leaves out what is said", f"turn {index}, assistant")
+            until = at + len(said) if said else None
             see_calls(self.messages[index], self.text[start:end], index)
             spans.append((start, end))
-        return Turns(text=self.text, spans=spans)
+        return Turns(text=self.text, spans=spans, said_until=until)
 
     # --- marks ---
 

@@ -179,9 +179,13 @@ class Template:
 
 
 def _broken_off(turns: Turns, last: Message) -> Turns:
-    """Without what the template puts behind the last turn's text."""
-    said = last["content"].rpartition("</think>")[2].strip()
-    end = turns.text.rindex(said) + len(said)
+    """Without what the template puts behind the last turn's text. Raises `BadRecord`."""
+    end = turns.said_until
+    if end is None:
+        raise BadRecord("has an unfinished turn without a text")
+    thinks = last["content"].rpartition("<think>")[1:]
+    if thinks[0] and "</think>" not in thinks[1] and "</think>" in turns.text[turns.spans[-1][0] : end]:
+        raise BadRecord("breaks off within its thinking, which the chat template ends")
     return Turns(
         text=turns.text[:end], context_only=turns.context_only,
         spans=[(start, min(stop, end)) for start, stop in turns.spans],

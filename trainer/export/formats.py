@@ -7,6 +7,8 @@ the two can be held against each other.
 
 from __future__ import annotations
 
+import json
+import textwrap
 from typing import Any
 
 from trainer.config import ConfigError
@@ -17,6 +19,13 @@ from trainer.model.drafter import DrafterShape
 
 SPECULATORS_VERSION = "0.9.0"
 """Whose fields these are."""
+SIZES = {
+    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "intermediate": "intermediate_size",
+}  # fmt: skip
+"""Of a drafter's shape, by what config.json calls them."""
+MOST, MOST_LAYERS, MOST_FLOAT = 1 << 24, 1 << 10, 1e30
+"""More than any drafter has."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -119,14 +128,33 @@ def _transformer(source: Source, layout: Layout, dtype: str) -> dict[str, Any]:
 
 
 def shape_in(config: dict[str, Any], layout: Layout) -> DrafterShape:
-    """Sizes that such a config.json gives. Raises `KeyError` or `TypeError` where it gives none."""
+    """Sizes that such a config.json gives. Raises `KeyError` where it gives none, `TypeError` or `ValueError` where
+    they are none."""
     draft = config.get("transformer_layer_config", config)
-    rope_theta = said_in(config)["rope"]["theta"]
+    most = {"layers": MOST_LAYERS}
+    sizes = {field: _size(draft[name], name, most=most.get(field, MOST)) for field, name in SIZES.items()}
+    if sizes["head_dim"] % 2 or sizes["heads"] % sizes["kv_heads"]:
+        raise ValueError(f"{sizes['heads']} heads of {sizes['head_dim']} cannot share {sizes['kv_heads']} key heads")
     return DrafterShape(
-        hidden=draft["hidden_size"], captured=len(layout.layer_ids), layers=draft["num_hidden_layers"],
-        heads=draft["num_attention_heads"], kv_heads=draft["num_key_value_heads"], head_dim=draft["head_dim"],
-        intermediate=draft["intermediate_size"], rms_norm_eps=draft["rms_norm_eps"], rope_theta=float(rope_theta),
+        captured=len(layout.layer_ids), rms_norm_eps=_positive(draft["rms_norm_eps"], "rms_norm_eps"),
+        rope_theta=_positive(said_in(config)["rope"]["theta"], "rope_theta"), **sizes,
     )  # fmt: skip
+
+
+def _size(value: Any, name: str, *, most: int, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {_short(value)}, not a number from {least} to {most:,}")
+    return value
+
+
+def _positive(value: Any, name: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < MOST_FLOAT:
+        raise ValueError(f"{name} is {_short(value)}, not a number above 0")
+    return float(value)
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(json.dumps(value), 40)
 
 
 def said_in(config: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +188,11 @@ def layout_in(config: dict[str, Any]) -> Layout:
     for name in ("block_size", "mask_token_id", "rope.theta"):
         if values[name] is None:
             raise KeyError(name)
+    rising = sorted({_size(layer, "layer", most=MOST, least=0) for layer in ids})
+    if not ids or ids != rising:
+        raise ValueError(f"target_layer_ids are {_short(ids)}, which do not rise")
+    _size(said["block_size"], "block_size", most=MOST, least=2)
+    _size(said["mask_token_id"], "mask_token_id", most=MOST, least=0)
     return Layout(
         block_size=said["block_size"], mask_token_id=said["mask_token_id"], layer_ids=ids, layer_id_base=0,
         causal=said["causal"], rope=Rope(**said["rope"]),

@@ -114,7 +114,11 @@ def read(directory: Path) -> Published:
     be read, or lays its blocks out in another way than this trainer's drafter does."""
     if (directory / contract.NAME).exists():
         return _of_export(directory, contract.read(directory))
-    if said := weights_problem(directory, (WEIGHTS,)):
+    try:
+        said = weights_problem(directory, (WEIGHTS,))
+    except OSError as error:
+        said = f"{error.filename or directory}: {error.strerror or error}"
+    if said:
         raise ConfigError(said)
     config = _config(directory)
     if config.get("architectures") != ["DFlashDraftModel"] or "speculators_model_type" in config:
@@ -128,7 +132,7 @@ def read(directory: Path) -> Published:
         other = formats.not_here(config)
     except KeyError as error:
         raise ConfigError(f"{directory}: {CONFIG} lacks {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{directory}: {CONFIG} has a value of another kind: {said}") from None
     if other := other or next(iter(contract.differences(layout, own_layout(layout, shape.head_dim))), None):
@@ -147,6 +151,8 @@ def see_that_it_is_the_target(found: Published, target: Target) -> None:
         was = {"hidden": found.shape.hidden, **{key: value for key, value in said.items() if value is not None}}
     if others := contract.differences({key: here[key] for key in was}, was):
         raise ConfigError(f"{found.path}: was trained for another target: {others[0]}")
+    if (mask := found.layout.mask_token_id) >= text.vocab_size:
+        raise ConfigError(f"{found.path}: its mask token {mask} is none of the target's {text.vocab_size:,}")
     if found.contract is not None and (files := sorted(changed(found.contract.target.files, target.files))):
         raise ConfigError(f"{found.path}: was trained for another target: its {', '.join(files)} are not this one's")
 
@@ -169,6 +175,8 @@ def _of_export(directory: Path, found: Contract) -> Published:
         shape = formats.shape_in(config, found.layout)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{directory}: {CONFIG} lacks {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{directory}: {CONFIG}: {error}") from None
     if others := contract.differences(found.layout, own_layout(found.layout, shape.head_dim)):
         raise ConfigError(f"{directory}: another layout than this trainer's drafter has: {others[0]}")
     return Published(path=directory, config=config, layout=found.layout, shape=shape, contract=found)
@@ -179,7 +187,7 @@ def _config(directory: Path) -> dict[str, Any]:
         config = json.loads((directory / CONFIG).read_bytes())
     except OSError as error:
         raise ConfigError(f"{directory / CONFIG}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{directory / CONFIG} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{directory / CONFIG} holds no object")

@@ -257,7 +257,7 @@ def _meaning(config: bytes) -> bytes:
     try:
         told = json.loads(config)
         told.pop("transformers_version", None)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return config
     return json.dumps(told, sort_keys=True).encode()
 
