@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 RUNNERS = frozenset({"python", "python2", "python3", "torchrun", "accelerate", "deepspeed", "uv", "poetry", "conda"})
+RUNNING_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 WRAPPERS = frozenset({
     "env", "nohup", "exec", "nice", "ionice", "time", "timeout", "setsid", "stdbuf", "sudo", "numactl",
 })  # fmt: skip
@@ -66,6 +67,8 @@ def script_of(argv: list[str]) -> str | None:
 def _of_runner(words: list[str], program: str) -> str:
     for at, word in enumerate(words[1:], 1):
         if word == "-m" and at + 1 < len(words):
+            if words[at + 1] in RUNNING_MODULES and len(words) > at + 2:
+                return _of_runner(words[at + 1 :], words[at + 1].rpartition(".")[2])
             return words[at + 1].rpartition(".")[2]
         if word == "-c":
             return program

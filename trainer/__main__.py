@@ -1,6 +1,6 @@
 """`python -m trainer train CONFIG`, `plan CONFIG`, `doctor CONFIG`, `data CONFIG`, `bench CONFIG`, `export RUN|CKPT`,
-`schema`, and `generate` and `evaluate` (`decode/command.py`): parse, catch signals before anything slow is imported,
-run, and say how it ended.
+`schema`, and `generate`, `evaluate`, `synthesize` and `regenerate` (`decode/command.py`): parse, catch signals before
+anything slow is imported, run, and say how it ended.
 
 Exit code: 0 finished or stopped, 1 a worker or a check of the doctor's failed, more of the data is bad than a run
 accepts, or an export does not decode as it was trained, 2 usage or configuration; 143 or 130 when a second signal, more
@@ -28,27 +28,27 @@ from trainer.stopping import StopRequest
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter.")
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter, decode with it.")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    train_verb = verbs.add_parser("train", help="train as CONFIG says")
+    train_verb = decoding.add_verb(verbs, "train", "train as CONFIG says")
     train_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     train_verb.add_argument("--resume", action="store_true", help="go on from the latest complete checkpoint, or fail")
-    plan_verb = verbs.add_parser("plan", help="say what would compile and how much memory it takes; train nothing")
-    plan_verb.add_argument("config", metavar="CONFIG")
-    doctor_verb = verbs.add_parser("doctor", help="look for what would spoil the run, such as leaks")
-    doctor_verb.add_argument("config", metavar="CONFIG")
+    plan_verb = decoding.add_verb(verbs, "plan", "say what would compile and how much memory it takes; train nothing")
+    plan_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
+    doctor_verb = decoding.add_verb(verbs, "doctor", "look for what would spoil the run, such as leaks")
+    doctor_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     doctor_verb.add_argument("--quick", action="store_true", help="look into fewer blocks and positions")
     doctor_verb.add_argument("--json", action="store_true", help="print all findings and figures as JSON")
-    data_verb = verbs.add_parser("data", help="show what would be trained on, what is dropped and why; train nothing")
-    data_verb.add_argument("config", metavar="CONFIG")
+    data_verb = decoding.add_verb(verbs, "data", "show what would be trained on, what is dropped, why; train nothing")
+    data_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     data_verb.add_argument("--samples", metavar="N", type=int, default=3, help="documents to show (3)")
     data_verb.add_argument("--row", metavar="WHERE", help="show this one, such as chat.jsonl:17, or why it is dropped")
     data_verb.add_argument("--json", action="store_true", help="all of it as JSON")
-    bench_verb = verbs.add_parser("bench", help="train some steps, keep nothing, say what took how long")
-    bench_verb.add_argument("config", metavar="CONFIG")
+    bench_verb = decoding.add_verb(verbs, "bench", "train some steps, keep nothing, say what took how long")
+    bench_verb.add_argument("config", metavar="CONFIG", help="YAML file; see configs/")
     bench_verb.add_argument("--steps", type=int, default=30, metavar="N", help="that are measured (default: 30)")
     bench_verb.add_argument("--json", action="store_true", help="print the figures as JSON")
-    export_verb = verbs.add_parser("export", help="make a directory that SGLang and vLLM load; see docs/export.md")
+    export_verb = decoding.add_verb(verbs, "export", "make a directory that SGLang and vLLM load; see docs/export.md")
     export_verb.add_argument("checkpoint", metavar="RUN|CKPT", help="a run's directory, or one of its checkpoints")
     export_verb.add_argument("--to", metavar="DIR", help="where it goes (export, in the run's directory)")
     export_verb.add_argument("--format", choices=["zlab", "speculators"], default="zlab",
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     export_verb.add_argument("--arithmetic", choices=["float32", "bfloat16"], default="float32",
                              help="of the gate; in bfloat16 it takes half the memory and sees less (float32)")
     export_verb.add_argument("--json", action="store_true", help="what came of it as JSON")
-    verbs.add_parser("schema", help="print the JSON Schema of CONFIG, for editors")
+    decoding.add_verb(verbs, "schema", "print the JSON Schema of CONFIG, for editors")
     decoding.add_verbs(verbs)
     arguments = parser.parse_args(argv)
     if arguments.verb != "train":

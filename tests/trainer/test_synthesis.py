@@ -21,7 +21,7 @@ from trainer.data.rows import load_rows
 from trainer.decode.engine import Engine
 from trainer.decode.generate import engine_for, generate, run
 from trainer.model.target import as_ids, load_target, load_tokenizer
-from trainer.synthesis import filters
+from trainer.synthesis import author, filters
 from trainer.synthesis.config import DrawnConfig
 
 FILES = ("train.jsonl", "held-out.jsonl")
@@ -98,13 +98,24 @@ def test_a_training_reads_what_was_written_and_its_origin_stands_beside_it(
     assert all(content(out)[name].startswith(before[name]) for name in FILES)
 
 
+def test_who_waits_for_the_first_portion_reads_how_far_it_is_and_no_more_is_tried_than_may_be_needed(
+    wanted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(author, "SAID_EVERY_S", 0.0)
+    assert main(["synthesize", str(write_config({**wanted, "conversations": 4}, tmp_path / "c.yaml"))]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["phase=load_target", "phase=synthesize", "writing questions: 1 of 8 are begun, 1 tokens"]
+    assert any(line.startswith("writing answers: ") for line in said)
+
+
 def test_answers_that_came_to_no_end_are_dropped_or_kept_as_far_as_they_go(
     wanted: dict[str, Any], taught_target: Path, tmp_path: Path
 ) -> None:
     wanted["answer"] |= {"max_tokens": 12}
     found = {}
-    for choice in ("drop", "keep"):
-        asked = {**wanted, "answer": {**wanted["answer"], "unfinished": choice}, "output_dir": str(tmp_path / choice)}
+    for choice, conversations in (("drop", 3), ("keep", 24)):
+        asked = {**wanted, "answer": {**wanted["answer"], "unfinished": choice}, "output_dir": str(tmp_path / choice),
+                 "conversations": conversations}  # fmt: skip
         assert main(["synthesize", str(write_config(asked, tmp_path / "c.yaml"))]) == 0
         found[choice] = [record["messages"][-1] for name in FILES for record in records(tmp_path / choice, name)]
     assert not any("unfinished" in answer for answer in found["drop"])
@@ -113,9 +124,9 @@ def test_answers_that_came_to_no_end_are_dropped_or_kept_as_far_as_they_go(
     tokenizer = load_tokenizer(taught_target)
     tokens = [tokenizer(one["content"], add_special_tokens=False)["input_ids"] for one in (*broken, *ended)]
     assert {len(one) for one in tokens[: len(broken)]} <= {11, 12, 13} and min(map(len, tokens[len(broken) :])) < 11
-    # Who kept none has tried more to get as many.
+    # Who kept none has tried more for each.
     tried = {choice: json.loads((tmp_path / choice / "progress.json").read_bytes()) for choice in found}
-    assert tried["keep"]["next"] < tried["drop"]["next"]
+    assert tried["keep"]["next"] / 24 < tried["drop"]["next"] / 3
     assert tried["drop"]["dropped"]["the answer has not come to its end"] > 0
     assert "the answer has not come to its end" not in tried["keep"]["dropped"]
 

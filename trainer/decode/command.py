@@ -16,14 +16,20 @@ HALF = "�"
 """What a decoder makes of half a character."""
 
 
+def add_verb(verbs: Any, name: str, does: str) -> argparse.ArgumentParser:
+    """To the subparsers of the command line: one that says in its own help, too, what it does."""
+    added: argparse.ArgumentParser = verbs.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    return added
+
+
 def add_verbs(verbs: Any) -> None:
     """To the subparsers of the command line."""
-    generate = verbs.add_parser("generate", help="decode: what the drafter and its target write behind a prompt")
+    generate = add_verb(verbs, "generate", "decode: what the drafter and its target write behind a prompt")
     _common(generate)
     generate.add_argument("--prompt", action="append", metavar="TEXT", help="what the user says; may be given again")
     generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the chat template")
     generate.add_argument("--alone", action="store_true", help="the target alone, without the drafter")
-    evaluate = verbs.add_parser("evaluate", help="decode held-out prompts: acceptance and speed")
+    evaluate = add_verb(verbs, "evaluate", "decode held-out prompts: acceptance and speed")
     _common(evaluate)
     evaluate.add_argument("--data", action="append", required=True, metavar="PATH", help="held-out data, as data.paths")
     evaluate.add_argument("--kind", choices=["conversations", "text"], help="of the data (default: by its name)")
@@ -36,7 +42,7 @@ def add_verbs(verbs: Any) -> None:
         ("synthesize", "have the target write conversations to train on"),
         ("regenerate", "replace the answers of conversations by the target's own"),
     ):
-        verb = verbs.add_parser(name, help=does)
+        verb = add_verb(verbs, name, does)
         verb.add_argument("config", metavar="CONFIG", help="YAML file; see docs/decoding.md")
 
 

@@ -6,6 +6,7 @@ as it has seen users write; an opening gives it a direction. The answer is drawn
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from trainer.synthesis.config import DrawnConfig, SynthesisConfig
 
 LONGEST_PROMPT = 4096
 """Tokens before an answer, at most, where the model itself sets no limit below it."""
+SAID_EVERY_S = 15.0
+"""How far a portion is: on a CPU one takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ class Author:
 
     def ask(self, engine: Engine, openings: Sequence[str], seeds: Sequence[Sequence[int | str]]) -> list[Turn]:
         """What users say, one with each opening."""
-        made = self._run(engine, self.question_prompts(openings), self.config.question, seeds)
+        made = self._run(engine, "questions", self.question_prompts(openings), self.config.question, seeds)
         turns = []
         for opening, one in zip(openings, made, strict=True):
             text, tokens = self._written(one)
@@ -76,7 +79,8 @@ class Author:
         """What the target says behind each of `prompts`, none of which is longer than `longest_prompt`."""
         turns = []
         keep = self.config.answer.unfinished == "keep"
-        for one in self._run(engine, prompts, self.config.answer, seeds, hopeless=_loops if keep else None):
+        made = self._run(engine, "answers", prompts, self.config.answer, seeds, hopeless=_loops if keep else None)
+        for one in made:
             unfinished = not one.ended and keep
             if unfinished and (begins := filters.loop(one.tokens)) is not None:
                 del one.tokens[begins:]
@@ -103,10 +107,21 @@ class Author:
             sampling=Sampling(temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k), stop_ids=stop_ids,
         ), self._say)  # fmt: skip
 
-    def _run(self, engine: Engine, prompts: Sequence[list[int]], drawn: DrawnConfig,
+    def _run(self, engine: Engine, what: str, prompts: Sequence[list[int]], drawn: DrawnConfig,
              seeds: Sequence[Sequence[int | str]], *, hopeless: Hopeless | None = None
              ) -> list[Continuation]:  # fmt: skip
-        made = run(engine, prompts, max_tokens=drawn.max_tokens, seeds=seeds, hopeless=hopeless)
+        begun: set[int] = set()
+        tokens, said = 0, time.monotonic()
+
+        def tell(number: int, new: list[int]) -> None:
+            nonlocal tokens, said
+            begun.add(number)
+            tokens += len(new)
+            if time.monotonic() - said >= SAID_EVERY_S:
+                said = time.monotonic()
+                self._say(f"writing {what}: {len(begun)} of {len(prompts)} are begun, {tokens} tokens")
+
+        made = run(engine, prompts, max_tokens=drawn.max_tokens, seeds=seeds, hopeless=hopeless, on_tokens=tell)
         self.tokens += made.tokens
         return made.continuations
 

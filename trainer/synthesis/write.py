@@ -42,6 +42,7 @@ def write(config: SynthesisConfig, verb: str, *, say: Say, complain: Say) -> int
     directory = expand_path(config.output_dir, key="output_dir").absolute()
     device = device_for(None if config.device == "auto" else config.device)
     found = _sources(config)
+    say("phase=load_target")
     target = load_target(
         TargetConfig(path=config.target.path, dtype=config.target.dtype, layer_ids=[0]), device
     )  # fmt: skip
@@ -72,8 +73,12 @@ def _write(config: SynthesisConfig, verb: str, store: Store, target: Target, fou
     way = Synthesis(author) if verb == "synthesize" else Regeneration(author, _records(found), begin=store.next)
     provenance = _provenance(config, verb, target)
     started, began = time.monotonic(), store.next
+    say(f"phase={verb}")
     while wanted is None or store.count < wanted:
-        numbers = range(store.next, store.next + PORTION * config.batch_size)
+        portion = PORTION * config.batch_size
+        if wanted is not None:  # half of what is tried is dropped, about: no more than may be needed
+            portion = min(portion, max(config.batch_size, 2 * (wanted - store.count)))
+        numbers = range(store.next, store.next + portion)
         made = way.portion(numbers)
         if not made:
             break
