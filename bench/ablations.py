@@ -1,7 +1,7 @@
 """What of a drafter's training matters? The same short training again and again, with one thing changed.
 
     python -m bench.ablations CONFIG [--steps 450] [--work runs/ablations] [--greedy FILE --drawn FILE] [--only NAME]
-    python -m bench.acceptance measure runs/ablations/* --last --data HELD-OUT.jsonl --out FILE
+    python -m bench.acceptance measure runs/ablations --last --data HELD-OUT.jsonl --out FILE
 
 Trains CONFIG with each of `VARIANTS` (or those that are named), each in a directory of its name below `--work`, where a
 training that was broken off goes on. `--greedy` and `--drawn` are conversations whose answers are the target's most
@@ -43,6 +43,15 @@ def merged(settings: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def variant(settings: dict[str, Any], name: str, *, steps: int, work: Path, data: Path | None) -> dict[str, Any]:
+    """`settings` for a short training, with what the variant changes; of `data`, if any are given."""
+    short = merged(settings, {
+        "steps": str(steps), "checkpoint_every": str(steps), "evaluate_every": None, "evaluation": None,
+        "optimizer": {"ema": "0.99", "warmup_fraction": "0.05"}, "output_dir": str(work / name),
+    })  # fmt: skip
+    return merged(merged(short, {"data": {"paths": [str(data)]}} if data else {}), VARIANTS[name])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("config", type=Path)
@@ -54,15 +63,10 @@ def main() -> None:
     arguments = parser.parse_args()
     # As text: 1e-3 is a number for the trainer, and none for YAML 1.1.
     settings = yaml.load(arguments.config.read_text(), Loader=yaml.BaseLoader)
-    settings = merged(settings, {
-        "steps": str(arguments.steps), "checkpoint_every": str(arguments.steps), "evaluate_every": None,
-        "evaluation": None, "optimizer": {"ema": "0.99", "warmup_fraction": "0.05"},
-    })  # fmt: skip
     arguments.work.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
         data = arguments.drawn if name == "drawn-answers" else arguments.greedy
-        own = merged(settings, {"data": {"paths": [str(data)]}} if data else {})
-        own = merged(own, {**VARIANTS[name], "output_dir": str(arguments.work / name)})
+        own = variant(settings, name, steps=arguments.steps, work=arguments.work, data=data)
         config = arguments.work / f"{name}.yaml"
         config.write_text(yaml.safe_dump(own), encoding="utf-8")
         print(f"== {name}", flush=True)

@@ -4,10 +4,11 @@
                                               [--weights last] --out FILE
     python -m bench.acceptance show FILE... [--png curve.png]
 
-`measure` decodes the same held-out prompts greedily, one at a time, with each checkpoint of each run (`--last`: with
-the latest alone) and with the target alone, before the first and behind the last of them; all in one process, by the
-same kernels and CUDA graphs, and appends a JSON line for each to FILE. Minutes are those in phase `train`: neither
-warm-up nor evaluations. `show` prints them as a table of markdown, and draws τ and speed-up over minutes.
+`measure` decodes the same held-out prompts greedily, one at a time, with each checkpoint (`--last`: with the latest
+alone) of each run, or of each that lies in the directory RUN; and with the target alone, before the first and behind
+the last of them; all in one process, by the same kernels and CUDA graphs, and appends a JSON line for each to FILE.
+Minutes are those in phase `train`: neither warm-up nor evaluations. `show` prints them as a table of markdown, and
+draws τ and speed-up over minutes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,15 @@ def training_minutes(run_directory: Path) -> dict[int, float]:
     return found
 
 
+def runs_in(directory: Path) -> list[Path]:
+    """It, or those that lie in it. Raises `ConfigError` where there are none."""
+    around = [directory, *sorted(directory.iterdir())] if directory.is_dir() else []
+    found = [one for one in around if (one / "checkpoints").is_dir()]
+    if not found:
+        raise ConfigError(f"{directory}: no run with checkpoints")
+    return found[:1] if found[0] == directory else found
+
+
 def checkpoints(run_directory: Path, *, last: bool) -> list[tuple[int, Path]]:
     """By step, rising."""
     found = sorted((int(path.name.partition("-")[2]), path) for path in (run_directory / "checkpoints").glob("step-*"))
@@ -69,7 +79,7 @@ class Decoding:
             self.target, drafter, self.prompts, max_tokens=self.max_tokens, batch_size=1, sampling=None,
             stop_ids=end_ids(self.target), say=complain,
         )  # fmt: skip
-        run(engine, [max(self.prompts, key=len)], max_tokens=16)
+        run(engine, [max(self.prompts, key=len)], max_tokens=min(16, self.max_tokens))
         return engine
 
     def alone(self) -> Generated:
@@ -84,9 +94,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     decoding: Decoding | None = None
     rows: list[dict[str, Any]] = []
     plain: list[float] = []
-    for directory in arguments.runs:
-        if not (directory / "checkpoints").is_dir():
-            raise ConfigError(f"{directory}: no run with checkpoints")
+    for directory in [one for named in arguments.runs for one in runs_in(named)]:
         minutes = training_minutes(directory)
         for step, path in checkpoints(directory, last=arguments.last):
             one = loaded.load(path, target=arguments.target, device=device, weights=arguments.weights, say=complain)

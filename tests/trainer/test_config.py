@@ -15,6 +15,7 @@ import yaml
 from tests.trainer.support import REPOSITORY, TrainerProcess, records, train_here, write_config
 from trainer import inputs
 from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
+from trainer.synthesis.config import load_synthesis
 from typedyaml import Model
 from typedyaml.jsonschema import json_schema
 
@@ -297,3 +298,11 @@ def test_auto_is_every_gpu_of_the_machine_as_far_as_a_batch_can_be_shared_out(
     assert config.what_must_be_there()["devices"] == []
     devices = config.devices.on(gpus, batch_size=batch_size)
     assert (devices.target, devices.drafter) == (target, drafter)
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").iterdir()), ids=lambda path: path.stem)
+def test_configurations_that_come_along_can_be_read(path: Path) -> None:
+    if "synthesis" in path.stem:
+        assert load_synthesis(str(path), verb="synthesize").conversations
+    else:
+        assert load_config(str(path)).steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -19,10 +20,14 @@ from tests.trainer import taught
 from trainer.__main__ import main
 from trainer.config import ConfigError, TargetConfig
 from trainer.decode import loaded, parity
+from trainer.decode.acceptance import Acceptance
 from trainer.decode.engine import BlockDrafter, Engine
 from trainer.decode.generate import Generated, end_ids, generate
 from trainer.decode.loaded import Loaded
 from trainer.decode.sampling import Sampling, draw, keep_sampled
+from trainer.kernels import plain
+from trainer.model.attention import DenseAttention
+from trainer.model.blocks import lay_out
 from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.target import as_ids, load_target
 
@@ -193,6 +198,41 @@ def test_every_verification_is_counted_once(trained: Loaded) -> None:
             ) if one.ended else 0
         )  # fmt: skip
         assert all(kept <= reached for kept, reached in zip(counted.kept_k, counted.reached_k, strict=True))
+
+
+def test_each_block_is_drafted_as_a_training_would_fill_it_and_sees_nothing_that_was_not_kept(trained: Loaded) -> None:
+    target, own, most = trained.target, trained.block_drafter, 24
+    block, prompts = own.block_size, prompts_for(target, 20, seed=13)
+    made = generate(target, own, prompts, max_tokens=most, batch_size=7, stop_ids=())
+    written = generate(target, None, prompts, max_tokens=most + block, batch_size=7, stop_ids=())
+    total = Acceptance(block_size=block)
+    for prompt, text, found in zip(prompts, texts(written), made.continuations, strict=True):
+        ids = [*prompt, *text]
+        drafted_Nk = filled(trained, ids, range(len(prompt), len(prompt) + most))
+        expected, anchor = Acceptance(block_size=block), len(prompt)
+        while anchor < len(prompt) + most - 1:
+            pairs = zip(drafted_Nk[anchor - len(prompt)], ids[anchor + 1 :], strict=False)
+            kept = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            expected.add(count=kept + 1, kept=kept)
+            anchor += kept + 1
+        assert found.acceptance == expected
+        total += expected
+    assert 0 < total.kept_k[0] < total.verifications  # some were kept, others not
+
+
+def filled(trained: Loaded, ids: list[int], anchors: range) -> list[list[int]]:
+    """What the drafter says in slots 1, 2, ... of blocks at `anchors`, by the forward of a training."""
+    target, own = trained.target, trained.block_drafter
+    ids_1S, anchors_1N = torch.tensor([ids]), torch.tensor([list(anchors)])
+    blocks = lay_out(
+        ids_1S, torch.ones_like(ids_1S).bool(), anchors_1N, torch.ones_like(anchors_1N).bool(),
+        block_size=own.block_size, mask_token_id=own.mask_token_id, gamma=1.0,
+    )  # fmt: skip
+    with torch.no_grad():
+        slots_1TH = own.drafter(target.features(ids_1S), blocks, own.ends, plain(DenseAttention()))
+        slots_NkH = slots_1TH[0].unflatten(0, (len(anchors), -1))[:, 1:]
+        found: list[list[int]] = (slots_NkH @ own.ends.head_VH.T).argmax(dim=-1).tolist()
+    return found
 
 
 # --- drawn ----------------------------------------------------------------------------------------------------------
@@ -406,6 +446,8 @@ def test_evaluate_measures_an_export_by_category_and_says_what_its_figures_are(
     assert set(figures["categories"]) == {"sums", "counting"} and figures["all"]["prompts"] == 12
     assert figures["all"]["same"] == 12 and figures["all"]["different"] == 0
     assert len(figures["all"]["kept_by_slot"]) == 5 and figures["all"]["tau"] > 1.5
+    # Alone, the target needs one for each token behind the first.
+    assert figures["all"]["plain_verifications"] == figures["all"]["tokens"] - 12
     assert figures["all"]["tok_s"] > 0 and figures["all"]["plain_tok_s"] > 0
     total = sum(one["verifications"] for one in figures["categories"].values())
     assert figures["all"]["verifications"] == total

@@ -79,6 +79,7 @@ def _figures(made: dict[str, Generated], same: dict[str, int]) -> dict[str, Any]
         "prompts": len(drafted.continuations),
         "tokens": drafted.tokens,
         "verifications": acceptance.verifications,
+        "plain_verifications": plain.acceptance.verifications,
         "tau": acceptance.tau,
         "kept_by_slot": acceptance.by_slot,
         "kept_by_slot_if_reached": acceptance.by_slot_if_reached,
