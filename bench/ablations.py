@@ -39,7 +39,8 @@ def merged(settings: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = merged(found.get(key, {}), value) if isinstance(value, dict) else value
+            own = found.get(key)
+            found[key] = merged(own if isinstance(own, dict) else {}, value) if isinstance(value, dict) else value
     return found
 
 
@@ -62,7 +63,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
     arguments = parser.parse_args()
     # As text: 1e-3 is a number for the trainer, and none for YAML 1.1.
-    settings = yaml.load(arguments.config.read_text(), Loader=yaml.BaseLoader)
+    try:
+        settings = yaml.load(arguments.config.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        sys.exit(f"{arguments.config}: {error.strerror or error}")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        sys.exit(f"{arguments.config} is not YAML: {' '.join(str(error).split())}")
+    if not isinstance(settings, dict):
+        sys.exit(f"{arguments.config} is no configuration: it holds no keys")
     arguments.work.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
         data = arguments.drawn if name == "drawn-answers" else arguments.greedy
@@ -71,11 +79,15 @@ def main() -> None:
         config.write_text(yaml.safe_dump(own), encoding="utf-8")
         print(f"== {name}", flush=True)
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer", "train", str(config)], env={**os.environ, "PYTHONPATH": path}, check=False
-        )
-        if done.returncode:
-            sys.exit(f"{name}: ended with {done.returncode}")
+        argv = [sys.executable, "-m", "trainer", "train", str(config)]
+        with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path}) as training:
+            try:
+                code = training.wait()
+            except KeyboardInterrupt:  # the training has been asked to stop, too, and saves what it has
+                training.wait()
+                sys.exit(f"{name}: interrupted; the same command goes on")
+        if code:
+            sys.exit(f"{name}: ended with {code}")
 
 
 if __name__ == "__main__":

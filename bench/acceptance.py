@@ -14,6 +14,7 @@ draws τ and speed-up over minutes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -22,21 +23,23 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint import steps_on_disk
 from trainer.config import ConfigError
 from trainer.decode import loaded
 from trainer.decode.engine import BlockDrafter, Engine
 from trainer.decode.generate import Generated, end_ids, engine_for, run
 from trainer.decode.prompts import Prompt, read_prompts
 from trainer.device import device_for
+from trainer.inputs import MARKER
 from trainer.model.target import Target
 
 MOST_PROMPT_TOKENS = 256
 
 
 def training_minutes(run_directory: Path) -> dict[int, float]:
-    """By step, minutes that the run had trained for when its figures were recorded, resumes included."""
-    lines = [json.loads(line) for name in ("events.jsonl", "metrics.jsonl")
-             for line in (run_directory / name).read_text().splitlines()]  # fmt: skip
+    """By step, minutes that the run had trained for when its figures were recorded, resumes included; of a run whose
+    records are not there, nothing."""
+    lines = [line for name in ("events.jsonl", "metrics.jsonl") for line in recorded(run_directory / name)]
     seconds, since, found = 0.0, None, {}
     for line in sorted(lines, key=lambda line: line["time"]):
         if since is not None:
@@ -60,9 +63,23 @@ def runs_in(directory: Path) -> list[Path]:
     return found[:1] if found[0] == directory else found
 
 
+def recorded(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's record; one that a kill has torn is none, and a record that is not there has none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        complain(f"{path} is not there: nobody knows how long this run has trained")
+        return
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
 def checkpoints(run_directory: Path, *, last: bool) -> list[tuple[int, Path]]:
-    """By step, rising."""
-    found = sorted((int(path.name.partition("-")[2]), path) for path in (run_directory / "checkpoints").glob("step-*"))
+    """By step, rising; those that are whole."""
+    root = run_directory / "checkpoints"
+    steps = [(step, root / f"step-{step}") for step in steps_on_disk(root)]
+    found = [(step, path) for step, path in steps if (path / MARKER).exists()]
     return found[-1:] if last else found
 
 
@@ -160,7 +177,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.25)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    axes[0].legend(frameon=False)
+    if any(row["minutes"] is not None for row in rows):
+        axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -185,18 +203,41 @@ def main() -> None:
     showing.add_argument("files", type=Path, nargs="+")
     showing.add_argument("--png", type=Path)
     arguments = parser.parse_args()
-    if arguments.verb == "measure":
-        try:
-            rows = list(measure(arguments))
-        except ConfigError as error:
-            sys.exit(str(error))
-        with arguments.out.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    else:
-        rows = [json.loads(line) for path in arguments.files for line in path.read_text().splitlines()]
-        if arguments.png:
+    try:
+        rows = measured(arguments) if arguments.verb == "measure" else read(arguments.files)
+        print(table(rows))
+        if arguments.verb == "show" and arguments.png:
             draw(rows, arguments.png)
-    print(table(rows))
+    except ConfigError as error:
+        sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(130)
+
+
+def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Opens the file first: what cannot be written need not be measured."""
+    with arguments.out.open("a") as file:
+        rows = list(measure(arguments))
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
+
+
+def read(files: list[Path]) -> list[dict[str, Any]]:
+    """Raises `ConfigError` for a line that `measure` has not written."""
+    rows = []
+    for path in files:
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            try:
+                rows.append(json.loads(line))
+                table(rows[-1:])
+            except (ValueError, TypeError, KeyError, IndexError):
+                raise ConfigError(f"{path}:{number}: is no line that `bench.acceptance measure` writes") from None
+    if not rows:
+        raise ConfigError(f"{', '.join(map(str, files))}: nothing has been measured")
+    return rows
 
 
 if __name__ == "__main__":
