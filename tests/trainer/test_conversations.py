@@ -269,6 +269,14 @@ def test_only_a_text_of_the_assistants_can_be_unfinished() -> None:
         ]})  # fmt: skip
 
 
+def test_only_the_last_turn_can_be_unfinished() -> None:
+    with pytest.raises(BadRecord, match=r"has an unfinished turn that is not its last: messages\[1\]"):
+        parse({"messages": [
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "unfinished": True},
+            {"role": "user", "content": "go on"}, {"role": "assistant", "content": "c"},
+        ]})  # fmt: skip
+
+
 def test_a_conversation_may_begin_with_the_assistant() -> None:
     chat = template_of(STYLES["llama 3"])
     one = encode(chat, [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}])

@@ -82,6 +82,8 @@ def _parsed(record: Any) -> Conversation:
     messages = [_message(turn, f"{key}[{index}]", role_key, text_key, roles) for index, turn in enumerate(turns)]
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRecord("has no assistant turn")
+    if early := [index for index, turn in enumerate(turns[:-1]) if turn.get(UNFINISHED)]:
+        raise BadRecord("has an unfinished turn that is not its last", f"{key}[{early[0]}]")
     unfinished = bool(turns[-1].get(UNFINISHED))
     if unfinished and (messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
         raise BadRecord("has an unfinished turn that is no text of the assistant's", f"{key}[{len(turns) - 1}]")
