@@ -78,7 +78,8 @@ def find(config: Config, target: Target, shape: DrafterShape, *, say: Callable[[
 
 
 def _checkpoint(path: Path, config: Config, say: Callable[[str], None]) -> Start:
-    found = source.find(path, which="auto", target=expand_path(config.target.path, key="target.path"), say=say)
+    target = expand_path(config.target.path, key="target.path")
+    found = source.find(path, which="auto", target=target, say=say, others=", or an export")
     averaged = found.origin.weights == "ema"
     return Start(
         path=found.path, what=str(found.origin), weights=found.weights, shape=found.shape,

@@ -370,7 +370,8 @@ def test_what_is_no_drafter_or_not_its_target_is_one_line(taught_run: Path, tmp_
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "is not there" in refusal(tmp_path / "nowhere")
+    assert refusal(tmp_path / "nowhere").endswith("is not there; name a run's directory, or one of its"
+                                                  " checkpoints/step-N, or an export")  # fmt: skip
     assert "holds no checkpoints" in refusal(tmp_path)
     assert "--target: there is no model" in refusal(taught_run, str(tmp_path))
     damaged = tmp_path / "step-150"

@@ -44,7 +44,7 @@ def load(path: Path, *, target: str | None, device: torch.device, dtype: DtypeNa
         raise ConfigError(f"--target: there is no model in {target_path}")
     if loading.is_published(path):
         return _published(path, target_path, device, dtype, say)
-    found = source.find(path, which=weights, target=target_path, say=say)
+    found = source.find(path, which=weights, target=target_path, say=say, others=", or an export")
     arithmetic = dtype or found.computed_in
     loaded = _target(found.target_path, device, arithmetic, found.layer_ids)
     drafter = Drafter(found.shape)

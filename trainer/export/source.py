@@ -49,11 +49,12 @@ class Source:
     """The text model's part of its config.json, with transformers' defaults."""
 
 
-def find(path: Path, *, which: Literal["auto", "last", "ema"], target: Path | None, say: Callable[[str], None]
-         ) -> Source:  # fmt: skip
+def find(path: Path, *, which: Literal["auto", "last", "ema"], target: Path | None, say: Callable[[str], None],
+         others: str = "") -> Source:  # fmt: skip
     """What `path`, a run's directory or a checkpoint, holds; of a run, its latest whole checkpoint. `target` is where
-    the target lies now. Raises `ConfigError`, in one line, for what is not there, not whole, or another target."""
-    where, found = _checkpoint(path, say)
+    the target lies now. Raises `ConfigError`, in one line, for what is not there, not whole, or another target.
+    `others` words what else may be named where this is called."""
+    where, found = _checkpoint(path, say, others)
     if which == "ema" and not found.averages:
         raise ConfigError(f"{where}: keeps no moving average (optimizer.ema was not set); leave --weights out")
     use_ema = bool(found.averages) and which != "last"
@@ -77,7 +78,7 @@ def find(path: Path, *, which: Literal["auto", "last", "ema"], target: Path | No
     )  # fmt: skip
 
 
-def _checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, checkpoint.Checkpoint]:
+def _checkpoint(path: Path, say: Callable[[str], None], others: str) -> tuple[Path, checkpoint.Checkpoint]:
     if is_checkpoint(path):
         try:
             return path, checkpoint.load(path.resolve())
@@ -87,7 +88,7 @@ def _checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, checkpoin
     root = path if path.name == "checkpoints" else path / "checkpoints"
     if not root.is_dir():
         why = "is not there" if not path.exists() else "holds no checkpoints"
-        raise ConfigError(f"{path}: {why}; name a run's directory, or one of its checkpoints/step-N")
+        raise ConfigError(f"{path}: {why}; name a run's directory, or one of its checkpoints/step-N{others}")
     skipped: list[str] = []
     found = checkpoint.latest(root, say=skipped.append)
     if found is None:
