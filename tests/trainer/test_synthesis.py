@@ -73,6 +73,17 @@ def test_who_is_killed_goes_on_as_if_nothing_had_happened(wanted: dict[str, Any]
     assert len(set(asked)) == len(asked) >= 24
 
 
+def test_who_is_asked_for_more_goes_on_where_it_was_and_tries_nothing_twice(wanted: dict[str, Any], tmp_path: Path
+                                                                           ) -> None:  # fmt: skip
+    found = []
+    for name, steps in (("at-once", [24]), ("in-two", [14, 24])):
+        for count in steps:
+            settings = {**wanted, "output_dir": str(tmp_path / name), "conversations": count}
+            assert main(["synthesize", str(write_config(settings, tmp_path / "config.yaml"))]) == 0
+        found.append((content(tmp_path / name), json.loads((tmp_path / name / "progress.json").read_bytes())))
+    assert found[0] == found[1]
+
+
 def test_a_training_reads_what_was_written_and_its_origin_stands_beside_it(
     wanted: dict[str, Any], taught_target: Path, tmp_path: Path
 ) -> None:
