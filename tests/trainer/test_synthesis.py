@@ -157,6 +157,20 @@ def test_what_was_made_in_another_way_is_not_gone_on_from(
     assert before["train.jsonl"]
 
 
+def test_a_line_that_has_changed_since_is_told_and_nothing_is_written_behind_it(
+    wanted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synthesize", str(write_config({**wanted, "conversations": 4}, tmp_path / "c.yaml"))]) == 0
+    config = str(write_config({**wanted, "conversations": 6}, tmp_path / "more.yaml"))
+    file = Path(wanted["output_dir"]) / "train.jsonl"
+    first, *others = file.read_bytes().splitlines(keepends=True)
+    for spoilt in (b"\0" + first[1:], b"[]".ljust(len(first) - 1) + b"\n"):
+        file.write_bytes(spoilt + b"".join(others))
+        assert main(["synthesize", config]) == 2
+        assert f"{file}:1: has changed since it was written; choose another output_dir" in capsys.readouterr().err
+        assert file.read_bytes() == spoilt + b"".join(others)
+
+
 def test_regenerate_puts_the_targets_own_answers_into_conversations(
     wanted: dict[str, Any], taught_target: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from trainer.data.sources import BadRecord
 from trainer.decode.prompts import CATEGORY, prompt_ids
 from trainer.synthesis import filters
 from trainer.synthesis.author import Author, Turn
+from trainer.synthesis.store import asked_in
 
 Record = dict[str, Any]
 
@@ -154,9 +155,8 @@ class Regeneration:
         """With what has been answered; one that has no answer is dropped."""
         del open_[number]
         if any(one["role"] == "assistant" for one in done):
-            question = "\n".join(one["content"] for one in done if one["role"] != "assistant")
             found[number] = Made(
-                number=number, record={"messages": done, **records[number]}, key=filters.key_of(question)
+                number=number, record={"messages": done, **records[number]}, key=filters.key_of(asked_in(done))
             )  # fmt: skip
         else:
             found[number] = Made(number=number, fault=fault or "the conversation has nothing to answer")

@@ -50,12 +50,18 @@ class Store:
     def count(self) -> int:
         return sum(self.written.values())
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """All conversations that are there."""
+    def questions(self) -> Iterator[str]:
+        """What is asked in all conversations that are there. Raises `ConfigError` for a line that was not written
+        here."""
         for name in self.written:
-            if self._bytes[name]:
-                with (self.directory / name).open(encoding="utf-8") as file:
-                    yield from map(json.loads, file)
+            path = self.directory / name
+            with path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        yield asked_in(json.loads(line)["messages"])
+                    except (ValueError, KeyError, TypeError, RecursionError):
+                        raise ConfigError(f"{path}:{number}: has changed since it was written; choose another"
+                                          " output_dir") from None  # fmt: skip
 
     def add(self, kept: Sequence[tuple[str, dict[str, Any]]], dropped: Counter[str], *, next_: int) -> None:
         """A portion: conversations with the file they belong to, and how many were dropped for which reason; what is
@@ -123,3 +129,7 @@ class Store:
                 )
             os.truncate(self.directory / name, sizes[name])
         self.next, self.written, self.dropped, self._bytes = next_, written, dropped, sizes
+
+
+def asked_in(messages: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(one["content"] for one in messages if one["role"] != "assistant")

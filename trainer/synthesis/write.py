@@ -60,7 +60,7 @@ def write(config: SynthesisConfig, verb: str, *, say: Say, complain: Say) -> int
 
 
 def _write(config: SynthesisConfig, verb: str, store: Store, target: Target, found: list[Source], *, say: Say) -> int:
-    known = {filters.key_of(_question(line)) for line in store.lines()}
+    known = {filters.key_of(asked) for asked in store.questions()}
     wanted = config.conversations
     if store.next:
         say(f"goes on: conversations={store.count} tried={store.next} in {store.directory}")
@@ -118,11 +118,6 @@ def _told(store: Store) -> str:
     reasons = "".join(f"\n  {count} dropped: {reason}" for reason, count in store.dropped.most_common())
     files = ", ".join(f"{count} in {store.directory / name}" for name, count in store.written.items())
     return f"{store.count} conversations: {files}{reasons}"
-
-
-def _question(line: dict[str, Any]) -> str:
-    """What is asked, as `portions.py` has put it together."""
-    return "\n".join(one["content"] for one in line["messages"] if one["role"] != "assistant")
 
 
 def _provenance(config: SynthesisConfig, verb: str, target: Target) -> dict[str, Any]:
