@@ -39,6 +39,15 @@ def hang_in_one_process(self, batch):
     return original(self, batch)
 trainer.replica.Replica._begin = hang_in_one_process
 """
+BREAK_WHILE_LOADING = """
+import os, sys, time, trainer.train
+original = trainer.train.load_targets
+def broken(*given):
+    if os.environ["RANK"] == "1":
+        raise ValueError("planted while loading")
+    time.sleep(600)
+trainer.train.load_targets = broken
+"""
 OTHERWISE = """
 import os, trainer.config
 original = trainer.config.Config.what_a_resume_must_keep
@@ -173,6 +182,14 @@ def test_what_fails_in_one_process_ends_all_with_its_own_traceback_once(run: Run
     assert (told["worker"], told["type"], told["message"]) == ("drafter-1", "ValueError", "planted in one process")
     (ended,) = events(tmp_path / "run", "ended")
     assert ended["code"] == 1
+
+
+def test_who_is_ended_for_another_that_has_failed_does_not_say_that_it_was_asked_to_stop(
+    run: Run, tmp_path: Path
+) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=BREAK_WHILE_LOADING, expect=1)
+    assert "ValueError: planted while loading" in out
+    assert [one for one in events(tmp_path / "run", "ended") if one["stopped"] or not one["code"]] == []
 
 
 def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(run: Run, tmp_path: Path) -> None:

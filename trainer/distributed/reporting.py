@@ -38,6 +38,12 @@ class LeadingReporter(Reporter):
             super().exception(worker, error, **where)
 
 
+    def last_words(self, stopped: bool, code: int) -> None:
+        """Nothing of how the run ended: torchrun tells all to stop when a user does, and when another process has
+        failed, and a signal handler cannot find out which."""
+        self.console.last_words(b"")
+
+
 class FollowingReporter(LeadingReporter):
     """Of one other process's workers alone."""
 
@@ -49,9 +55,6 @@ class FollowingReporter(LeadingReporter):
 
     def ended(self, *, code: int, stopped: bool, **facts: Any) -> list[str]:
         return []
-
-    def last_words(self, stopped: bool, code: int) -> None:
-        pass
 
     def say(self, line: str) -> None:
         pass
