@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,12 @@ import pytest
 
 from tests.driver import Specctl
 from tests.sshd import LoopbackSshd, SshdMissing
+
+if threading.current_thread() is threading.main_thread():
+    # In the background of a script, or under nohup, they are ignored, and so by every program that a test starts.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def losses(directory: Path) -> list[float]:
     return [record["loss"] for record in records(directory, "metrics.jsonl") if record["worker"] is None]
 
 
-def poll(what: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
+def poll(what: Callable[[], Any], *, timeout_s: float = 150.0) -> Any:
     """The first true value of `what`."""
     deadline = time.monotonic() + timeout_s
     while not (value := what()):
@@ -110,7 +110,7 @@ class TrainerProcess:
     def heartbeat(self) -> dict[str, Any]:
         return dict(json.loads((self.run_dir / "heartbeat.json").read_text(encoding="utf-8")))
 
-    def wait_for_step(self, step: int, *, timeout_s: float = 60.0) -> None:
+    def wait_for_step(self, step: int, *, timeout_s: float = 150.0) -> None:
         poll(lambda: self.process.poll() is not None or self._stepped(step), timeout_s=timeout_s)
         assert self._stepped(step), self.process.communicate()
 

@@ -115,4 +115,4 @@ def train_drafter(target: Path, directory: Path) -> None:
     config = write_config(drafter_settings(target, data, directory), directory / "chat.yaml")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPECCTL_")}
     subprocess.run([sys.executable, "-m", "trainer", "train", str(config)], check=True, cwd=REPOSITORY, env=environment,
-                   stdout=subprocess.DEVNULL, timeout=120)  # fmt: skip
+                   stdout=subprocess.DEVNULL, timeout=900)  # fmt: skip

@@ -412,12 +412,12 @@ def test_blocks_that_are_mostly_padding_and_more_threads_than_cores_are_warned_a
     (tmp_path / "short.jsonl").write_text("\n".join(lines))
     settings["data"]["paths"] = [str(tmp_path / "short.jsonl")]
     settings["drafter"]["anchors"] = 40
-    settings["cpu_threads"] = {"drafter": 4096}
+    settings["cpu_threads"] = {"drafter": 1000}
     found = examined(settings, "anchors in the data", "machine")
     padding = found["anchors in the data"]
     assert padding.status == "warn" and padding.evidence.startswith("100% of the rows have fewer than 40; ")
     assert padding.facts["padding"] > 0.5
-    assert found["machine"].status == "warn" and "; 8193 threads compute" in found["machine"].evidence
+    assert found["machine"].status == "warn" and "; 2001 threads compute" in found["machine"].evidence
 
 
 @pytest.mark.parametrize(("checkpoints", "status"), [(0.5, "fail"), (2.5, "warn"), (4.5, "ok")])
