@@ -146,13 +146,18 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, se
             engine.give_up(given_up)
             given_up.clear()
 
+    def settle() -> None:
+        """Until nothing is under way."""
+        nonlocal decoding_s
+        started = time.perf_counter()
+        while under_way:
+            collect()
+        decoding_s += time.perf_counter() - started
+
     while waiting or in_row:
         # Few at a time would be read as slowly as many.
         if waiting and len(free) * 4 >= engine.rows:
-            started = time.perf_counter()
-            while under_way:
-                collect()
-            decoding_s += time.perf_counter() - started
+            settle()
             started = time.perf_counter()
             rows, free[:] = sorted(free)[: len(waiting)], sorted(free)[len(waiting) :]
             numbers = [waiting.pop(0) for _ in rows]
@@ -173,10 +178,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, se
             under_way.append((engine.launch(in_row), dict(in_row)))
         collect()
         decoding_s += time.perf_counter() - started
-    started = time.perf_counter()
-    while under_way:
-        collect()
-    decoding_s += time.perf_counter() - started
+    settle()
     return Generated(continuations=found, reading_s=reading_s, decoding_s=decoding_s)
 
 
