@@ -276,12 +276,19 @@ class Replica:
             norm = norm / weight
         # By what all replicas know alike, to the bit: averaged gradients, or everybody's doubts.
         sound = torch.isfinite(norm if averaged else self._doubt_1[0])
-        over = self._refused > self._allowed
-        self._refused += ~sound
-        skip = (over | ~sound).float()
+        skip = self._refuse_unless(sound)
         self.optimizer.step(norm=norm, broken=skip, weight=weight)
         if self.ema is not None:
             self.ema.update(taken=self.optimizer.taken, broken=skip)
+        self._note_figures(norm, skip)
+
+    def _refuse_unless(self, sound: Tensor) -> Tensor:
+        """1.0 if the step is to change nothing, else 0.0; a step that is not `sound` is counted."""
+        over = self._refused > self._allowed
+        self._refused += ~sound
+        return (over | ~sound).float()
+
+    def _note_figures(self, norm: Tensor, skip: Tensor) -> None:
         values_5 = torch.stack([self._loss, self._own_norm, norm, self._weight, skip])
         self._figures.copy_(torch.cat([values_5, self._slots_2k.flatten()]))
 

@@ -145,17 +145,13 @@ class RankReplica(Replica):
             weight = self._weight.clone()
             dist.all_reduce(weight)
             norm = norm / weight
-        sound = torch.isfinite(norm)
-        over = self._refused > self._allowed
-        self._refused += ~sound
-        skip = (over | ~sound).float()
+        skip = self._refuse_unless(torch.isfinite(norm))
         self.optimizer.step(norm=norm, broken=skip, weight=weight)
         if self._averages:
             share = next(iter(self._averages.values())).share(taken=self.optimizer.taken, broken=skip)
             for average in self._averages.values():
                 average.take(share)
-        values_5 = torch.stack([self._loss, self._own_norm, norm, self._weight, skip])
-        self._figures.copy_(torch.cat([values_5, self._slots_2k.flatten()]))
+        self._note_figures(norm, skip)
 
     def record(self, batches: Iterable[MicroBatch], **_facts: Any) -> None:
         raise RuntimeError("torch's engines launch theirs themselves")
