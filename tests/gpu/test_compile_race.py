@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch.fx.proxy import TracerBase
 
-from bench.compile_race import start
+from bench.compile_race import Start, start
 from tests.trainer.support import TrainerProcess, losses, write_config
 from trainer.replica import Replica
 
 CUDA = torch.device("cuda:0")
 PATIENCE_S = 60.0
 """After which who waits for others goes on; then what was to be shown is not."""
+SOUND = Start(raised=[], late=0, equal=True)
 NESTED = "Detected that you are using FX to symbolically trace a dynamo-optimized function"
 
 
@@ -70,7 +71,7 @@ def unlucky_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     hasattr(torch.compiler, "_compile_session_context"), reason="this torch hides its compiler's traces from others"
 )
 def test_threads_without_the_plan_kill_each_other() -> None:
-    raised, _ = start(CUDA, planned=False, threads=3, steps=2, graphs=False)
+    raised = start([CUDA] * 3, planned=False, steps=2, graphs=False).raised
     assert any(NESTED in error for error in raised), raised
 
 
@@ -78,7 +79,16 @@ def test_threads_without_the_plan_kill_each_other() -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 def test_fresh_starts_with_the_plan_lose_no_thread_and_compile_nothing_later(graphs: bool) -> None:
     for _ in range(10):
-        assert start(CUDA, planned=True, threads=3, steps=5, graphs=graphs) == ([], 0)
+        assert start([CUDA] * 3, planned=True, steps=5, graphs=graphs) == SOUND
+
+
+@pytest.mark.usefixtures("slow_tracer")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_fresh_starts_with_a_device_for_each_thread_lose_none_and_end_with_equal_replicas(graphs: bool) -> None:
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    for _ in range(5):
+        assert start(devices, planned=True, steps=5, graphs=graphs) == SOUND
 
 
 def test_twenty_processes_four_at_a_time_share_compiled_code_and_lose_no_thread(
