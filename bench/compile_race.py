@@ -114,6 +114,9 @@ def start(devices: Sequence[torch.device], *, planned: bool, steps: int, graphs:
         worker.start()
     for worker in workers:
         worker.join()
+    for device in own:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     weights = [member.flat.weights.cpu() for member in members]
     equal = all(torch.equal(one, weights[0]) for one in weights)
     return Start(raised=raised, late=compile_plan.watch.compiles - compiles, equal=equal)

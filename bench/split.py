@@ -5,10 +5,11 @@
 
 Prints a JSON line for each length: a target thread a device runs the frozen forward, with random weights, and hands
 features on as in a run; drafter threads train on them and exchange gradients in every step. A micro-batch is one row of
-exactly that length, with the anchors and block size that the line states. `samples_s` counts rows of all drafters;
-`target_busy` is the share of the time in which a target's device was in the forward, `drafters_stalled` that in which a
-drafter's had nothing to work on. `hand_over_ms` is what it takes to bring a row's features to a drafter's device,
-alone. With `--profile` torch's profiler writes its trace of a few steps more into FILE.
+exactly that length, with the anchors and block size that the line states. `samples_s` counts rows of all drafters,
+`target_samples_s` those that the targets would do if nobody held them up; `target_busy` is the share of the time in
+which a target's device was in the forward, `drafters_stalled` that in which a drafter's had nothing to work on.
+`hand_over_ms` is what it takes to bring a row's features to a drafter's device, alone. With `--profile` torch's
+profiler writes its trace of a few steps more into FILE.
 """
 
 from __future__ import annotations
@@ -112,10 +113,13 @@ class Pipeline:
         seconds = time.monotonic() - started
         times = [1000 * (other - one) for one, other in itertools.pairwise(ends)]
         low, step_ms, high = (round(value, 2) for value in statistics.quantiles(times, n=4))
-        busy = sum(span.seconds() for span in made) / len(self.targets) / seconds
+        forward_s = sum(span.seconds() for span in made)
+        busy = forward_s / len(self.targets) / seconds
         stalled = sum(span.seconds() for span in idle) / count / seconds
         return {
-            "samples_s": round(count * steps / seconds, 2), "step_ms": step_ms, "step_ms_quartiles": [low, high],
+            "samples_s": round(count * steps / seconds, 2),
+            "target_samples_s": round(len(self.targets) * count * steps / forward_s, 2),
+            "step_ms": step_ms, "step_ms_quartiles": [low, high],
             "target_busy": round(busy, 3), "drafters_stalled": round(stalled, 3),
             "bottleneck": "target" if stalled > 1 - busy else "drafters",
         }  # fmt: skip

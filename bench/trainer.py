@@ -7,10 +7,11 @@
 Prints a JSON line for the ceiling (bf16 matrix product of 8192, TFLOP/s), then one for each number of drafters, every
 one a thread with a replica of its own, all on the same device or on `--devices` in turn, which average their gradients
 as in a run (`--apart`: which do not): milliseconds a step and steps a second of all together, milliseconds of forward +
-loss + backward (one drafter only), useful TFLOP/s of all together, share of the ceiling (of one device), and gigabytes
-at the first device's peak. `--processes`: so many processes with a drafter each at the same time, to hold threads
-against. `--target`: the forward of a target of these shapes, with random weights. Useful: no recomputation counted, a
-slot sees half the context on average, the frozen head has no gradient of its own.
+loss + backward (one drafter only), those of an exchange by itself (of which a step hides what it can behind the
+backward), useful TFLOP/s of all together, share of the ceiling (of one device), and gigabytes at the first device's
+peak. `--processes`: so many processes with a drafter each at the same time, to hold threads against. `--target`: the
+forward of a target of these shapes, with random weights. Useful: no recomputation counted, a slot sees half the context
+on average, the frozen head has no gradient of its own.
 """
 
 from __future__ import annotations
@@ -221,6 +222,27 @@ class Drafters:
         self._settle()
         return times, time.monotonic() - started
 
+    def exchange_ms(self, times: int = 20) -> float:
+        """What an exchange takes by itself, of gradients that are all there."""
+        replicas = Replicas(self.count, [member.device for member in self.members])
+
+        def work(rank: int) -> None:
+            member = self.members[rank]
+            self._settle_thread(member)
+            with member.stream():
+                for _ in range(times):
+                    member.average(replicas, rank)
+
+        self._settle()
+        started = time.monotonic()
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._settle()
+        return 1000 * (time.monotonic() - started) / times
+
     def core_ms(self, steps: int) -> float:
         """Forward, loss and backward alone, of the first one."""
         found, member = [], self.members[0]
@@ -247,6 +269,7 @@ def measure(sizes: dict[str, Any], length: int, devices: Sequence[torch.device],
         "exchange": not made.apart, "length": length,
         "step_ms": step_ms, "step_ms_quartiles": [low, high], "steps_s": round(drafters * steps / seconds, 1),
         "core_ms": round(made.core_ms(min(steps, 20)), 2) if drafters == 1 else None,
+        "exchange_ms": None if made.apart else round(made.exchange_ms(), 2),
         "tflop_s": drafters * useful_flop(sizes, length) * steps / seconds / 1e12,
         "warm_up_s": round(made.warm_up_s, 1), "late_compiles": compile_plan.watch.compiles - compiles,
         "peak_gb": round(torch.cuda.max_memory_allocated(devices[0]) / 1e9, 2) if devices[0].type == "cuda" else None,

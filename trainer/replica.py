@@ -45,6 +45,8 @@ class Replica:
         self.drafter = Drafter(shape)
         self.drafter.initialise(initial)
         self.drafter.to(device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hold(config)
         self._chunk_rows, self._alpha = config.loss.chunk_rows, config.loss.pace_alpha
         # What a step reads and leaves on the device, each time in the same place.
@@ -65,8 +67,6 @@ class Replica:
         self._stalls: list[Span] = []
         self.timer = Timer()
         """Of the run, which sets it."""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = Graphs(self._stream)
         self._parts: dict[Hashable, list[Part]] = {}
         """Of each graph that takes gradients early: the parts, with the events that it records when it runs."""

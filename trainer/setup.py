@@ -5,6 +5,7 @@ Called by `train.train`, on the main thread.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import MutableMapping, Sequence
 
 import torch
@@ -41,6 +42,8 @@ def on_this_machine(config: Config, reporter: Reporter) -> Config:
 
 def keep_compiled_code(config: Config, reporter: Reporter, environ: MutableMapping[str, str]) -> None:
     """Where it outlives the run: torch asks the environment for it whenever it compiles."""
+    # float32 is trained in where it is asked for, and then wanted exactly.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     folder = environ["TORCHINDUCTOR_CACHE_DIR"] = kept.compile_cache(config, reporter.identity.directory, environ)
     reporter.say(f"compiled code is kept in {folder}")
 

@@ -18,6 +18,8 @@ import pytest
 from tests.trainer import taught
 from tests.trainer.support import REPOSITORY, TrainerProcess, small_run, train_here
 
+IMPORTS = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+"""PYTHONPATH of a trainer's process: this repository, and what these tests themselves were given."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -114,7 +116,7 @@ def start_trainer(tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
         run_dir = run_dir or tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+            **os.environ, "PYTHONPATH": IMPORTS,
             "SPECCTL_RUN_DIR": str(run_dir), "SPECCTL_RUN_ID": "a-run",
             "SPECCTL_ATTEMPT": "2", "SPECCTL_NONCE": "abc123",
         }  # fmt: skip
@@ -147,7 +149,7 @@ def torchrun() -> Iterator[Callable[..., TrainerProcess]]:
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
              "-m", "trainer", "train", str(config)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-            env={"NCCL_NVLS_ENABLE": "0", **environment, "PYTHONPATH": str(REPOSITORY)},
+            env={"NCCL_NVLS_ENABLE": "0", **environment, "PYTHONPATH": IMPORTS},
         )  # fmt: skip
         started.append(process)
         return TrainerProcess(process, Path(json.loads(config.read_text())["output_dir"]))

@@ -59,7 +59,8 @@ class RankReplica(Replica):
             self.kernels = _OutsideKernels(self.kernels)
             self._module: nn.Module = _sharded(self.drafter, self.ends.head_VH.dtype, self.device, self.ranks)
         else:
-            self._module = DistributedDataParallel(self.drafter, gradient_as_bucket_view=True)
+            with self.stream():  # on which its hooks expect the gradients then
+                self._module = DistributedDataParallel(self.drafter, gradient_as_bucket_view=True)
         self._parameters = {
             name.replace(".inner.", "."): parameter for name, parameter in self.drafter.named_parameters()
         }
