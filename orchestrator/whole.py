@@ -17,7 +17,7 @@ BLOCK_BYTES = 1 << 20
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], *, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
     """What is written becomes `path` unless anything is raised: a reader sees the old content or the new, never a part.
-    `durable`: it is on the disk by then. Raises `OSError`."""
+    `durable`: also after a crash of the machine. Raises `OSError`."""
     folder, name = os.path.split(os.fspath(path))
     aside = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     with contextlib.suppress(FileNotFoundError):
@@ -34,6 +34,17 @@ def replacing(path: str | os.PathLike[str], *, mode: int = 0o666, durable: bool 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
         raise
+    if durable:
+        sync_folder(folder or ".")
+
+
+def sync_folder(folder: str) -> None:
+    """What was made or renamed in it is there after a crash of the machine, too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:

@@ -56,6 +56,8 @@ def _write_in_place(path: str, data: bytes) -> bool:
 
 def create_json(path: str, value: Any) -> bool:
     """Writes `path` unless it exists, whole or not at all; returns whether it was written."""
+    from orchestrator import whole
+
     aside = f"{path}.{os.getpid()}.tmp"
     write_whole(aside, json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n", durable=True)
     try:
@@ -64,6 +66,7 @@ def create_json(path: str, value: Any) -> bool:
         return False
     finally:
         os.unlink(aside)
+    whole.sync_folder(os.path.dirname(path))
     return True
 
 
