@@ -18,11 +18,15 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fsync = os.fsync
 
     def noted(fd: int) -> None:
-        found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        found.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noted)
     return found
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def test_what_is_durable_is_synced_before_it_has_its_name_and_its_name_afterwards(
@@ -30,12 +34,12 @@ def test_what_is_durable_is_synced_before_it_has_its_name_and_its_name_afterward
 ) -> None:
     whole.write_whole(tmp_path / "record", b"one", durable=True)
     content, folder = synced
-    assert os.path.dirname(content) == folder == str(tmp_path) and content != str(tmp_path / "record")
+    assert str(Path(content).parent) == folder == str(tmp_path) and content != str(tmp_path / "record")
 
 
 def test_a_record_that_is_made_once_is_on_the_disk_under_its_name(synced: list[str], tmp_path: Path) -> None:
     assert files.create_json(str(tmp_path / "run.json"), {"a": 1})
-    assert synced[-1] == str(tmp_path) and os.listdir(tmp_path) == ["run.json"]
+    assert synced[-1] == str(tmp_path) and names_in(tmp_path) == ["run.json"]
     assert not files.create_json(str(tmp_path / "run.json"), {"a": 2})
     assert files.read_json(str(tmp_path / "run.json")) == {"a": 1}
 
@@ -58,4 +62,4 @@ def test_what_is_raised_while_writing_leaves_the_old_content_and_nothing_else(tm
     with pytest.raises(ZeroDivisionError), whole.replacing(tmp_path / "record") as file:
         file.write(b"new")
         raise ZeroDivisionError
-    assert (tmp_path / "record").read_bytes() == b"old" and os.listdir(tmp_path) == ["record"]
+    assert (tmp_path / "record").read_bytes() == b"old" and names_in(tmp_path) == ["record"]
