@@ -118,8 +118,6 @@ def exchange(sides: Sequence[Side], *, mean: bool) -> None:
             _spread(sides, views, firsts)
         for side in sides:
             if side.lanes is not None:
-                if len(sides) > 1:
-                    side.has_sent()
                 side.done = side.lanes.adds.reached()
 
 
@@ -168,6 +166,8 @@ def _add_up(sides: Sequence[Side], views: Sequence[Sequence[Tensor]]) -> None:
         for source, target in _pairs(len(sides)):
             part = slices[source]
             _copy(sides[source], sides[target], totals[source][part], totals[target][part])
+        for side in sides:
+            side.has_sent()
 
 
 def _slices(size: int, *, count: int) -> list[slice]:
