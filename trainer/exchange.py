@@ -165,6 +165,7 @@ def _add_up(sides: Sequence[Side], views: Sequence[Sequence[Tensor]]) -> None:
             side.sends_what_it_has()
         for source, target in _pairs(len(sides)):
             part = slices[source]
+            # Over what this source has fetched from there, and so after all that was done to it.
             _copy(sides[source], sides[target], totals[source][part], totals[target][part])
         for side in sides:
             side.has_sent()
@@ -199,21 +200,22 @@ def _spread(sides: Sequence[Side], views: Sequence[Sequence[Tensor]], firsts: Se
 def _fetch(source: Side, target: Side, values: Tensor) -> Tensor:
     target.on_adds()  # whose memory it is
     room = torch.empty_like(values, device=target.offers[0].flat.device)
+    if source.lanes is not None and target.lanes is not None:
+        source.lanes.sends.after(target.lanes.adds)
     _copy(source, target, values, room)
     return room
 
 
 def _copy(source: Side, target: Side, values: Tensor, room: Tensor) -> None:
-    """`values` of `source` into `room` of `target`, which may read it, and the source has to wait, as `has_sent` has
-    it, to change it."""
+    """`values` of `source` into `room` of `target`, where what `source` sends comes after all that was done so far. The
+    target may read it then, and the source has to wait, as `has_sent` has it, to change them."""
     target.on_adds()
     if source.lanes is None or target.lanes is None:
         room.copy_(values)  # to or from the CPU: this thread waits, as nothing else would order it
         return
-    # Between two devices torch sees to this by itself.
-    source.lanes.sends.after(target.lanes.adds)
     torch.cuda.set_stream(source.lanes.sends.stream)
     room.copy_(values, non_blocking=True)
+    # Between two devices torch sees to this by itself.
     target.lanes.adds.after(source.lanes.sends)
 
 
