@@ -7,14 +7,17 @@ each other.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.decode.memory import Memory, attend_grouped, bias
-from trainer.model.drafter import Drafter, FrozenEnds
+from trainer.decode.compiling import AsWritten
+from trainer.decode.memory import GoingOn, Memory, through
+from trainer.kernels import Rope
+from trainer.model.drafter import Drafter, FrozenEnds, Layer
+from trainer.model.remembering import attend, run_layer
 
 
 class Drafting:
@@ -30,39 +33,49 @@ class Drafting:
         )  # fmt: skip
         self._masks_Bk = torch.full((rows, block_size - 1), mask_token_id, device=device)
 
-    def read(self, features_BTF: Tensor, positions_BT: Tensor, *, rows_B: Tensor | None = None) -> None:
-        """Remember the context that the target's `features_BTF` tell of: of all rows, at `positions_BT`; or of some,
-        from their beginning."""
-        drafter, dtype = self.drafter, self.ends.head_VH.dtype
-        context_BTH = drafter.hidden_norm(drafter.fc(features_BTF.to(dtype)))
-        rope = drafter.rope(positions_BT, dtype)
-        for number, layer in enumerate(drafter.layers):
-            key, value = layer.self_attn.context_keys(context_BTH, rope)
-            if rows_B is None:
-                self.memory.write(number, key, value, positions_BT)
-            else:
-                self.memory.write_rows(number, key, value, rows_B)
+    def read(self, features_BTF: Tensor, rope: Rope, positions_BT: Tensor, *, way: AsWritten) -> None:
+        """Remember the context that the target's `features_BTF` tell of: of all rows, at `positions_BT`."""
+        self.memory.write(way.run(_context, self.drafter, features_BTF, rope), positions_BT)
 
-    def propose(self, tokens_B: Tensor, anchors_B: Tensor, length: int) -> Tensor:
-        """Logits [B, K-1, V] of slots 1..K-1 of the block whose slot 0 is `tokens_B` at `anchors_B`; `length` tokens of
-        context are looked at, at most."""
+    def read_prompts(self, features_BTF: Tensor, positions_BT: Tensor, rows_B: Tensor) -> None:
+        """The same of some rows, from their beginning."""
+        rope = self.drafter.rope(positions_BT, self.ends.head_VH.dtype)
+        self.memory.write_rows(_context(self.drafter, features_BTF, rope), rows_B)
+
+    def rope(self, positions_BK: Tensor, *, way: AsWritten) -> Rope:
+        """Of a block's slots, for `propose` and `read`."""
+        found: Rope = way.run(Drafter.rope, self.drafter, positions_BK, self.ends.head_VH.dtype)
+        return found
+
+    def propose(self, tokens_B: Tensor, rope: Rope, positions_BK: Tensor, length: int, *, way: AsWritten) -> Tensor:
+        """Logits [B, K-1, V] of slots 1..K-1 of the blocks at `positions_BK`, whose slot 0 is `tokens_B`; `length`
+        tokens are looked at, at most, block included. Where they stand is remembered what the slots are asked with,
+        until `read` writes over it."""
         drafter, ends = self.drafter, self.ends
-        slot = torch.arange(self.block_size, device=anchors_B.device)
-        rope = drafter.rope(anchors_B[:, None] + slot, ends.head_VH.dtype)
         slots_BKH = F.embedding(torch.cat((tokens_B[:, None], self._masks_Bk), dim=1), ends.embedding_VH)
-        before_BL = torch.arange(length, device=anchors_B.device) < anchors_B[:, None]
-        seen_BL = torch.cat((before_BL, before_BL.new_ones(len(before_BL), self.block_size)), dim=1)
-        seen_B1KL = seen_BL[:, None, None].expand(-1, -1, self.block_size, -1)
-        added = bias(seen_B1KL, sharing=drafter.shape.heads // drafter.shape.kv_heads, dtype=slots_BKH.dtype)
-        for number, layer in enumerate(drafter.layers):
-            slots_BKH = layer(slots_BKH, slots_BKH[:, :0], rope, self._attend(number, length), added)
-        return F.linear(drafter.norm(slots_BKH[:, 1:]), ends.head_VH)
+        sees_BK = positions_BK[:, -1:].expand_as(positions_BK)
+        with through(GoingOn(self.memory, positions_BK, length, sees_BT=sees_BK)):
+            for number, layer in enumerate(drafter.layers):
+                slots_BKH = run_layer(number, functools.partial(way.run, _layer), layer, slots_BKH, rope)
+        return F.linear(way.run(_last, drafter, slots_BKH), ends.head_VH)
 
-    def _attend(self, layer: int, length: int) -> Any:
-        keys, values = (kept[layer, :, :, :length] for kept in (self.memory.keys, self.memory.values))
 
-        def attend(query_BHKD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, added: Tensor) -> Tensor:
-            key, value = torch.cat((keys, key_BGKD), dim=2), torch.cat((values, value_BGKD), dim=2)
-            return attend_grouped(query_BHKD, key, value, added)
+def _context(drafter: Drafter, features_BTF: Tensor, rope: Rope) -> Tensor:
+    """What all layers remember of it [layers, 2, B, key heads, T, head size]."""
+    context_BTH = drafter.hidden_norm(drafter.fc(features_BTF.to(rope[0].dtype)))
+    found = [one for layer in drafter.layers for one in layer.self_attn.context_keys(context_BTH, rope)]
+    return torch.stack(found).unflatten(0, (-1, 2))
 
-        return attend
+
+def _layer(layer: Layer, slots_BKH: Tensor, rope: Rope) -> Tensor:
+    slots_BKH = layer(slots_BKH, slots_BKH[:, :0], rope, _attend, None)
+    return slots_BKH
+
+
+def _attend(query_BHKD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, _mask: None) -> Tensor:
+    return attend(query_BHKD, key_BGKD, value_BGKD).transpose(1, 2)
+
+
+def _last(drafter: Drafter, slots_BKH: Tensor) -> Tensor:
+    normed_BkH: Tensor = drafter.norm(slots_BKH[:, 1:])
+    return normed_BkH

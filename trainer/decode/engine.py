@@ -14,7 +14,7 @@ C capacity.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.config import ConfigError
+from trainer.decode.compiling import AsWritten, Compiled
 from trainer.decode.drafting import Drafting
 from trainer.decode.memory import GoingOn, Memory, Reading, through
 from trainer.decode.sampling import Sampling, draw, keep_greedy, keep_sampled
@@ -72,11 +73,11 @@ class Engine:
     """`rows` rows of `capacity` tokens at most, block included. Raises `ConfigError` for a target that cannot be
     decoded this way.
 
-    `graphs`: on CUDA, whether rounds are recorded (`prepare`)."""
+    `graphs`: on CUDA, whether rounds are recorded (`prepare`); `compiled`: what is recorded is compiled for it."""
 
     def __init__(self, target: Target, block_drafter: BlockDrafter | None, *, rows: int, capacity: int,
-                 sampling: Sampling | None = None, stop_ids: Iterable[int] = (), graphs: bool = True
-                 ) -> None:  # fmt: skip
+                 sampling: Sampling | None = None, stop_ids: Iterable[int] = (), graphs: bool = True,
+                 compiled: bool = True) -> None:  # fmt: skip
         if not target.masks_itself:
             raise ConfigError(
                 f"target.path: {type(target.model).__name__} attends in a way of its own (a sliding window, or chunks),"
@@ -123,6 +124,9 @@ class Engine:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # which has filled what is there
         self._graphs = Graphs(self._stream) if self._stream is not None and graphs else None
+        self._way = AsWritten()
+        self.compiled = compiled
+        """Whether rounds are compiled where they are recorded; `prepare` finds out whether they can be."""
         self._anchors = [0] * rows
         """As the host knows them."""
         self._under_way = 0
@@ -143,22 +147,46 @@ class Engine:
         """Whether rounds are launched as CUDA graphs."""
         return self._graphs is not None and all(length in self._graphs for length in self.lengths)
 
-    def prepare(self) -> str | None:
+    def prepare(self) -> list[str]:
         """Record the rounds for all lengths of context, while no row is in use; on the CPU there is nothing to do.
-        Returns why torch cannot, if so; rounds are then launched kernel by kernel, much slower."""
+        Returns what torch cannot, and why, if so: rounds are then slower. Compiles, so that it belongs on the main
+        thread while no other runs."""
+        said: list[str] = []
         if self._graphs is None:
-            return None
+            return said
+        if self.compiled:
+            try:
+                with self.way(Compiled()):
+                    self._record(self._graphs)
+            except Exception as error:  # whatever torch makes of a model that it has never seen
+                self.compiled = False
+                self._graphs.clear()
+                said.append(f"rounds are not compiled, slower: {_reason(error)}")
+            else:
+                return said
         try:
-            for length in self.lengths:
-                with self.stream():
-                    # Libraries make their workspaces at the first call; rows that are done stay as they are.
-                    self._work(length)
-                    self._graphs.record(length, {}, lambda _inputs, length=length: self._work(length))
-            torch.cuda.synchronize(self.target.device)
+            self._record(self._graphs)
         except (RuntimeError, torch.AcceleratorError) as error:
             self._graphs = None
-            return (str(error).strip() or repr(error)).splitlines()[0]
-        return None
+            said.append(f"no CUDA graphs, every kernel is launched by itself, much slower: {_reason(error)}")
+        return said
+
+    def _record(self, graphs: Graphs) -> None:
+        for length in self.lengths:
+            with self.stream():
+                # Libraries make their workspaces at the first call; rows that are done stay as they are.
+                self._work(length)
+                graphs.record(length, {}, lambda _inputs, length=length: self._work(length))
+        torch.cuda.synchronize(self.target.device)
+
+    @contextlib.contextmanager
+    def way(self, way: AsWritten) -> Iterator[None]:
+        """Inside, rounds that were not recorded run this way."""
+        was, self._way = self._way, way
+        try:
+            yield
+        finally:
+            self._way = was
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What is done with what the rounds read belongs inside: their own stream, where there are streams."""
@@ -187,7 +215,7 @@ class Engine:
                 positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
                 hidden_BTH, features_BTF = self.target.run({"input_ids": ids_BT, "position_ids": positions_BT})
             if self._drafting:
-                self._drafting.read(features_BTF, positions_BT, rows_B=rows_B)
+                self._drafting.read_prompts(features_BTF, positions_BT, rows_B)
             last_BH = hidden_BTH[torch.arange(len(rows), device=device), lengths_B - 1]
             logits_BV = F.linear(last_BH, self.target.ends.head_VH)
             if self.sampling.greedy:
@@ -267,52 +295,68 @@ class Engine:
     @torch.no_grad()
     def _work(self, length: int) -> Tensor:
         """[B, K+3]: tokens, and of each row how many count, how many of them were drafted, and whether one ended it."""
-        anchors_B, slot_K, live_B = self._anchors_B, self._slot_K, ~self._done_B
-        positions_BK = anchors_B[:, None] + slot_K
+        way, anchors_B = self._way, self._anchors_B
+        positions_BK = anchors_B[:, None] + self._slot_K
         token_B = self._ids_BC.gather(1, anchors_B[:, None]).squeeze(1)
         uniform_Bn = None
         if not self.sampling.greedy:
             uniform_Bn = self._uniform_BRn[self._every_B, self._rounds_B.clamp(max=self._uniform_BRn.shape[1] - 1)]
 
-        draft_Bk, drafted_BkV = self._draft(token_B, length, uniform_Bn)
+        rope = self._drafting and self._drafting.rope(positions_BK, way=way)
+        draft_Bk, drafted_BkV = self._draft(token_B, rope, positions_BK, length, uniform_Bn)
         block_BK = torch.cat((token_B[:, None], draft_Bk), dim=1)
-        with through(GoingOn(self._memory, positions_BK, length)):
+        with through(GoingOn(self._memory, positions_BK, length)), way.layers_of(self.target.model):
             hidden_BKH, features_BKF = self.target.run({"input_ids": block_BK, "position_ids": positions_BK})
         logits_BKV = F.linear(hidden_BKH, self.target.ends.head_VH)
         if uniform_Bn is None:
-            kept_B, next_B = keep_greedy(draft_Bk, logits_BKV)
+            kept_B, next_B = way.run(keep_greedy, draft_Bk, logits_BKV.argmax(dim=-1))
         else:
             accept_Bk, last_B = uniform_Bn[:, self.block_size :].split((self.block_size - 1, 1), dim=1)
             target_BKV = self.sampling.probabilities(logits_BKV)
             kept_B, next_B = keep_sampled(draft_Bk, drafted_BkV, target_BKV, accept_Bk, last_B.squeeze(1))
         if self._drafting:
             # All of the block; what was not kept is behind the next anchor, and overwritten before it is seen.
-            self._drafting.read(features_BKF, positions_BK)
+            self._drafting.read(features_BKF, rope, positions_BK, way=way)
 
-        said_BK = torch.cat((draft_Bk, token_B[:, None]), dim=1).scatter(1, kept_B[:, None], next_B[:, None])
-        inside_BK = slot_K <= kept_B[:, None]
-        stops_BK = (said_BK[:, :, None] == self._stops).any(dim=2) & inside_BK
-        ended_B = stops_BK.any(dim=1)
-        # Up to the first of them: before it none has come.
-        open_BK = (stops_BK.long().cumsum(dim=1) - stops_BK.long()) == 0
-        count_B = (inside_BK & open_BK).sum(dim=1)
-        kept_B = torch.minimum(kept_B, count_B)
+        made_Bn, *after = way.run(
+            _end_of_round, block_BK, kept_B, next_B, self._stops, anchors_B, self._last_B, self._rounds_B, self._done_B
+        )
+        self._ids_BC.scatter_(1, positions_BK + 1, made_Bn[:, : self.block_size])
+        for kept, now in zip((anchors_B, self._rounds_B, self._done_B), after, strict=True):
+            kept.copy_(now)
+        return made_Bn
 
-        self._ids_BC.scatter_(1, positions_BK + 1, said_BK)
-        count_B = count_B * live_B
-        # As many tokens as are asked for have room; what a last block has beyond them is not kept.
-        anchors_B.copy_(torch.minimum(anchors_B + count_B, self._last_B))
-        self._rounds_B += live_B
-        self._done_B |= ended_B | (anchors_B >= self._last_B)
-        return torch.cat((said_BK, torch.stack((count_B, kept_B, ended_B.long()), dim=1)), dim=1)
-
-    def _draft(self, token_B: Tensor, length: int, uniform_Bn: Tensor | None) -> tuple[Tensor, Any]:
+    def _draft(self, token_B: Tensor, rope: Any, positions_BK: Tensor, length: int, uniform_Bn: Tensor | None
+               ) -> tuple[Tensor, Any]:  # fmt: skip
         """The tokens behind a block's first [B, K-1], and the distributions they were drawn from, if they were."""
         if self._drafting is None:
             drafted = self.target.ends.head_VH.new_zeros(self.rows, 0, self.target.ends.head_VH.shape[0])
             return token_B.new_zeros(self.rows, 0), drafted.float()
-        logits_BkV = self._drafting.propose(token_B, self._anchors_B, length)
+        logits_BkV = self._drafting.propose(token_B, rope, positions_BK, length, way=self._way)
         if uniform_Bn is None:
             return logits_BkV.argmax(dim=-1), None
         drafted_BkV = self.sampling.probabilities(logits_BkV)
         return draw(drafted_BkV, uniform_Bn[:, : self.block_size - 1]), drafted_BkV
+
+
+def _end_of_round(block_BK: Tensor, kept_B: Tensor, next_B: Tensor, stops: Tensor, anchors_B: Tensor, last_B: Tensor,
+                  rounds_B: Tensor, done_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What a round came to (see `Engine._work`), and where its rows are then: anchors, rounds, and which are done."""
+    slot_K = torch.arange(block_BK.shape[1], device=block_BK.device)
+    said_BK = torch.where(slot_K == kept_B[:, None], next_B[:, None], block_BK.roll(-1, dims=1))
+    inside_BK = slot_K <= kept_B[:, None]
+    stops_BK = (said_BK[:, :, None] == stops).any(dim=2) & inside_BK
+    ended_B = stops_BK.any(dim=1)
+    # Up to the first of them: before it none has come.
+    open_BK = (stops_BK.long().cumsum(dim=1) - stops_BK.long()) == 0
+    count_B = (inside_BK & open_BK).sum(dim=1)
+    kept_B = torch.minimum(kept_B, count_B)
+    count_B = count_B * ~done_B
+    # As many tokens as are asked for have room; what a last block has beyond them is not kept.
+    anchors_B = torch.minimum(anchors_B + count_B, last_B)
+    made_Bn = torch.cat((said_BK, torch.stack((count_B, kept_B, ended_B.long()), dim=1)), dim=1)
+    return made_Bn, anchors_B, rounds_B + ~done_B, done_B | ended_B | (anchors_B >= last_B)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

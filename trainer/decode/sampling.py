@@ -63,10 +63,10 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(rising, at, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
-def keep_greedy(draft_Bk: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
+def keep_greedy(draft_Bk: Tensor, said_BK: Tensor) -> tuple[Tensor, Tensor]:
     """How many drafted tokens stay [B], and what the target says next [B]: a token stays where all before it did, and
-    it is what the target would have said. `draft_Bk` has the K-1 tokens behind the block's first."""
-    said_BK = logits_BKV.argmax(dim=-1)
+    it is what the target would have said. `draft_Bk` has the K-1 tokens behind the block's first, `said_BK` the most
+    probable one at each place."""
     kept_B = (draft_Bk == said_BK[:, :-1]).long().cumprod(dim=1).sum(dim=1)
     return kept_B, said_BK.gather(1, kept_B[:, None]).squeeze(1)
 

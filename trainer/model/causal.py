@@ -8,41 +8,14 @@ packed, the mask of `documents_mask`.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.model import remembering
+
 NAME = "sdpa_without_masks"
-
-
-class Memory(Protocol):
-    """Keys and values of earlier tokens; see `decode/memory.py`."""
-
-    def attend(self, layer: int, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None
-               ) -> Tensor:  # fmt: skip
-        """Attention [B, T, H, D] to what is remembered, once these keys and values are."""
-
-
-class _Remembering(threading.local):
-    memory: Memory | None = None
-
-
-_here = _Remembering()
-
-
-@contextlib.contextmanager
-def remembering(memory: Memory) -> Iterator[None]:
-    """What this thread asks of models inside attends through `memory`: no cache of transformers', which every version
-    names otherwise, and none of whose rows may be of different lengths."""
-    _here.memory = memory
-    try:
-        yield
-    finally:
-        _here.memory = None
 
 
 def documents_mask(positions_BS: Tensor) -> Tensor:
@@ -61,9 +34,12 @@ def without_masks(model: Any) -> bool:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        if (memory := _here.memory) is None:
+        here = remembering.here
+        if not here.lent:
             return sdpa_attention_forward(module, query, key, value, mask, **options)
-        return memory.attend(module.layer_idx, query, key, value, scale=options.get("scaling")), None
+        if not here.numbered:
+            here.layer = module.layer_idx
+        return remembering.attend(query, key, value, scale=options.get("scaling")), None
 
     config = model.config.get_text_config()
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]

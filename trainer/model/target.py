@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
 from trainer.graphs import Graphs
 from trainer.inputs import LayerError, choose_layers
+from trainer.model import remembering
 from trainer.model.blocks import bring
 from trainer.model.causal import documents_mask, without_masks
 from trainer.model.drafter import DrafterShape, FrozenEnds
@@ -151,16 +152,25 @@ FORMS = 64
 """Of a compiled layer, at most: one for each shape on each device."""
 
 
+def compiling() -> contextlib.AbstractContextManager[Any]:
+    """Inside, each shape has a form of its own."""
+    found: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(
+        recompile_limit=FORMS, automatic_dynamic_shapes=False
+    )
+    return found
+
+
 @contextlib.contextmanager
 def layers_compiled(model: Any, backend: str = "inductor") -> Iterator[None]:
     """Inside, the decoder layers of `model` are run by one compiled function, of which their weights are inputs. What
     torch cannot compile whole is an error of the forward. One thread's at a time."""
     layers = decoder_layers(model)
-    with torch._dynamo.config.patch(recompile_limit=FORMS, automatic_dynamic_shapes=False):
-        for layer in layers:
-            layer.forward = functools.partial(_compiled_layer(backend), layer)
+    with compiling():
+        for number, layer in enumerate(layers):
+            layer.forward = functools.partial(remembering.run_layer, number, _compiled_layer(backend), layer)
         try:
-            yield
+            with remembering.numbered():
+                yield
         finally:
             for layer in layers:
                 del layer.forward  # the class's own is behind it

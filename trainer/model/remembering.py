@@ -1,0 +1,80 @@
+"""What was read before, for models that go on from it: whoever decodes lends them a memory, and they attend through it.
+
+To torch.compile such an attention is one kernel that it does not look into (`attend`): which memory it is, which layer
+of it, and how much of that is looked at are told beside the call, so that one compiled layer does for all of them, and
+for contexts of every length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Memory(Protocol):
+    """Keys and values of earlier tokens; see `decode/memory.py`."""
+
+    def attend(self, layer: int, query_BHTD: Tensor, kv_2BGTD: Tensor, *, scale: float | None) -> Tensor:
+        """Attention [B, T, H, D], in this order in memory, to what is remembered, once these keys and values are."""
+
+
+class _Here(threading.local):
+    memory: Memory | None = None
+    lent: bool = False
+    """Whether there is one: compiled code may ask this, since it is the same for all memories."""
+    layer: int = 0
+    """That is being computed."""
+    numbered: bool = False
+    """Whether somebody outside says which layer that is; else the layer itself does."""
+
+
+here = _Here()
+
+
+@contextlib.contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """What this thread asks of models inside attends through `memory`: no cache of transformers', which every version
+    names otherwise, and none of whose rows may be of different lengths."""
+    here.memory, here.lent = memory, True
+    try:
+        yield
+    finally:
+        here.memory, here.lent = None, False
+
+
+@contextlib.contextmanager
+def numbered() -> Iterator[None]:
+    """Inside, `run_layer` is how layers are run."""
+    here.numbered = True
+    try:
+        yield
+    finally:
+        here.numbered = False
+
+
+def run_layer(number: int, layer: Any, *args: Any, **options: Any) -> Any:
+    """Call `layer`, which is the one of this number."""
+    here.layer = number
+    return layer(*args, **options)
+
+
+def attend(query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None = None) -> Tensor:
+    """Attention [B, T, H, D] of the layer that is being computed, through the memory that is lent."""
+    return _attend(query_BHTD.contiguous(), torch.stack((key_BGTD, value_BGTD)), scale)
+
+
+@torch.library.custom_op("trainer::attend", mutates_args=(), schema="(Tensor query, Tensor kv, float? scale) -> Tensor")
+def _attend(query: Tensor, kv: Tensor, scale: float | None) -> Tensor:
+    assert here.memory is not None
+    return here.memory.attend(here.layer, query, kv, scale=scale)
+
+
+@_attend.register_fake
+def _shape(query: Tensor, _kv: Tensor, _scale: float | None) -> Tensor:
+    rows, heads, tokens, size = query.shape
+    return query.new_empty(rows, tokens, heads, size)
