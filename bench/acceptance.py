@@ -1,12 +1,13 @@
 """What is a drafter worth after how many minutes of training? Every checkpoint of some runs, really decoded with.
 
-    python -m bench.acceptance measure RUN... --data HELD-OUT.jsonl [--prompts 48] [--max-tokens 256] [--last]
-                                              [--weights last] --out FILE
+    python -m bench.acceptance measure RUN|CKPT|EXPORT... --data HELD-OUT.jsonl [--prompts 48] [--max-tokens 256]
+                                              [--last] [--weights last] [--compile auto off] [--target DIR] --out FILE
     python -m bench.acceptance show FILE... [--png curve.png]
 
 `measure` decodes the same held-out prompts greedily, one at a time, with each checkpoint (`--last`: with the latest
 alone) of each run, or of each that lies in the directory RUN; and with the target alone, before the first and behind
 the last of them; all in one process, by the same kernels and CUDA graphs, and appends a JSON line for each to FILE.
+With `--compile auto off` each is measured both ways, beside the target alone in the same way.
 Minutes are those in phase `train`: neither warm-up nor evaluations. `show` prints them as a table of markdown, and
 draws τ and speed-up over minutes.
 """
@@ -17,7 +18,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainer.decode.engine import BlockDrafter, Engine
 from trainer.decode.generate import Generated, end_ids, engine_for, run
 from trainer.decode.prompts import Prompt, read_prompts
 from trainer.device import device_for
+from trainer.export.loading import is_published
 from trainer.inputs import MARKER
 from trainer.model.target import Target
 
@@ -84,17 +86,18 @@ def checkpoints(run_directory: Path, *, last: bool) -> list[tuple[int, Path]]:
 
 
 class Decoding:
-    """The same prompts again and again, by one target."""
+    """The same prompts again and again, by one target. Raises `ConfigError` where only one side can be compiled."""
 
-    def __init__(self, target: Target, prompts: list[Prompt], max_tokens: int) -> None:
-        self.target, self.max_tokens = target, max_tokens
+    def __init__(self, target: Target, prompts: list[Prompt], max_tokens: int, *, compiled: bool) -> None:
+        self.target, self.max_tokens, self._asked = target, max_tokens, compiled
         self.prompts = [prompt.ids for prompt in prompts]
         self._plain = self._engine(None)
+        self.compiled, self.preparing_s = self._plain.compiled, self._plain.preparing_s
 
     def _engine(self, drafter: BlockDrafter | None) -> Engine:
         engine = engine_for(
             self.target, drafter, self.prompts, max_tokens=self.max_tokens, batch_size=1, sampling=None,
-            stop_ids=end_ids(self.target), say=complain,
+            stop_ids=end_ids(self.target), compiled=self._asked, say=complain,
         )  # fmt: skip
         run(engine, [max(self.prompts, key=len)], max_tokens=min(16, self.max_tokens))
         return engine
@@ -102,60 +105,94 @@ class Decoding:
     def alone(self) -> Generated:
         return run(self._plain, self.prompts, max_tokens=self.max_tokens)
 
-    def drafted(self, drafter: BlockDrafter) -> Generated:
-        return run(self._engine(drafter), self.prompts, max_tokens=self.max_tokens)
+    def drafted(self, drafter: BlockDrafter) -> tuple[Generated, float]:
+        """And how long it took to compile and record its rounds, in seconds."""
+        engine = self._engine(drafter)
+        if engine.compiled != self.compiled:
+            raise ConfigError("torch compiles rounds with a drafter or without one, and not both; see --compile off")
+        return run(engine, self.prompts, max_tokens=self.max_tokens), engine.preparing_s
+
+
+def drafters(paths: Sequence[Path], *, last: bool) -> Iterator[tuple[str, int | None, Path, float | None]]:
+    """Name, step, where it is, and minutes of training, of each that `paths` name."""
+    for path in paths:
+        if is_published(path):
+            yield path.name, None, path, None
+        elif path.parent.name == "checkpoints" and (path / MARKER).exists():
+            step = int(path.name.removeprefix("step-"))
+            yield path.parents[1].name, step, path, training_minutes(path.parents[1]).get(step)
+        else:
+            for directory in runs_in(path):
+                minutes = training_minutes(directory)
+                for step, checkpoint in checkpoints(directory, last=last):
+                    yield directory.name, step, checkpoint, minutes.get(step)
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     device = device_for(arguments.device)
-    decoding: Decoding | None = None
-    rows: list[dict[str, Any]] = []
-    plain: list[float] = []
-    for directory in [one for named in arguments.runs for one in runs_in(named)]:
-        minutes = training_minutes(directory)
-        for step, path in checkpoints(directory, last=arguments.last):
-            one = loaded.load(path, target=arguments.target, device=device, weights=arguments.weights, say=complain)
-            if decoding is None:
-                prompts = read_prompts(
-                    [arguments.data], one.target.tokenizer, kind="conversations", count=arguments.prompts,
-                    most_tokens=MOST_PROMPT_TOKENS, text_tokens=64,
-                )  # fmt: skip
-                decoding = Decoding(one.target, prompts, arguments.max_tokens)
-                plain.append(decoding.alone().tok_s)
-            elif one.target.layer_ids != decoding.target.layer_ids:
-                # Which layers are captured is the target's: the same model, with hooks elsewhere.
-                decoding = Decoding(one.target, prompts, arguments.max_tokens)
-            made = decoding.drafted(one.block_drafter)
-            drafter = one.block_drafter.drafter
-            rows.append({
-                "run": directory.name, "step": step, "minutes": minutes.get(step),
+    decodings: list[Decoding] = []
+    prompts: list[Prompt] = []
+    rows: list[tuple[int, dict[str, Any]]] = []
+    plain: list[list[float]] = []
+
+    def way_of(target: Target) -> list[Decoding]:
+        return [Decoding(target, prompts, arguments.max_tokens, compiled=how != "off") for how in arguments.compile]
+
+    for name, step, path, minutes in drafters(arguments.runs, last=arguments.last):
+        one = loaded.load(path, target=arguments.target, device=device, weights=arguments.weights, say=complain)
+        if not decodings:
+            prompts = read_prompts(
+                [arguments.data], one.target.tokenizer, kind="conversations", count=arguments.prompts,
+                most_tokens=MOST_PROMPT_TOKENS, text_tokens=64,
+            )  # fmt: skip
+            decodings = way_of(one.target)
+            plain = [[decoding.alone().tok_s] for decoding in decodings]
+        elif one.target.layer_ids != decodings[0].target.layer_ids:
+            # Which layers are captured is the target's: the same model, with hooks elsewhere.
+            decodings = way_of(one.target)
+        drafter = one.block_drafter.drafter
+        for number, decoding in enumerate(decodings):
+            made, preparing_s = decoding.drafted(one.block_drafter)
+            rows.append((number, {
+                "run": name, "step": step, "minutes": minutes,
                 "block_size": one.block_drafter.block_size, "layers": drafter.shape.layers,
                 "captured": drafter.shape.captured, "weights": sum(weight.numel() for weight in drafter.parameters()),
+                "compiled": decoding.compiled, "preparing_s": preparing_s, "plain_preparing_s": decoding.preparing_s,
                 "tau": made.acceptance.tau, "kept_by_slot": made.acceptance.by_slot, "tokens": made.tokens,
                 "tok_s": made.tok_s, "verifications": made.acceptance.verifications,
                 "ms_a_round": 1e3 * made.decoding_s / made.acceptance.verifications,
-            })  # fmt: skip
-            complain(f"{directory.name} step {step}: τ {rows[-1]['tau']:.2f}, {made.tok_s:.1f} tok/s")
-    if decoding is None:
+            }))  # fmt: skip
+            how = f"compiled, ready in {preparing_s:.1f} s" if decoding.compiled else "as written"
+            complain(f"{_named(rows[-1][1])}, {how}: τ {made.acceptance.tau:.2f}, {made.tok_s:.1f} tok/s")
+    if not decodings:
         raise ConfigError("there is no checkpoint in any of these runs")
-    plain.append(decoding.alone().tok_s)
+    for speeds, decoding in zip(plain, decodings, strict=True):
+        speeds.append(decoding.alone().tok_s)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    for row in rows:
-        speedup = row["tok_s"] / (sum(plain) / len(plain))
-        yield {**row, "plain_tok_s": plain, "speedup": speedup, "prompts": len(decoding.prompts), "device": where}
+    for number, row in rows:
+        alone = plain[number]
+        speedup = row["tok_s"] / (sum(alone) / len(alone))
+        yield {**row, "plain_tok_s": alone, "speedup": speedup, "prompts": len(prompts), "device": where}
+
+
+def _named(row: dict[str, Any]) -> str:
+    return row["run"] if row["step"] is None else f"{row['run']} step {row['step']}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    heads = ("run", "step", "minutes", "blocks of", "layers", "weights", "τ", "slots 1, 2, 3", "last", "tok/s", "alone",
-             "speed-up")  # fmt: skip
+    heads = ("run", "step", "minutes", "blocks of", "layers", "weights", "τ", "slots 1, 2, 3", "last", "compiled",
+             "ms a round", "tok/s", "alone", "speed-up")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
         slots = [f"{100 * (slot or 0):.0f}" for slot in row["kept_by_slot"]]
         minutes = "-" if row["minutes"] is None else f"{row['minutes']:.1f}"
+        step = "-" if row["step"] is None else f"{row['step']:,}"
+        compiled = "yes" if row.get("compiled") else "no"
         lines.append(
-            f"| {row['run']} | {row['step']:,} | {minutes} | {row['block_size']} | {row['layers']} |"
+            f"| {row['run']} | {step} | {minutes} | {row['block_size']} | {row['layers']} |"
             f" {row['weights'] / 1e6:.1f} M | {row['tau']:.2f} | {', '.join(slots[:3])} % | {slots[-1]} % |"
-            f" {row['tok_s']:.0f} | {' '.join(f'{one:.0f}' for one in row['plain_tok_s'])} | {row['speedup']:.2f}x |"
+            f" {compiled} | {row['ms_a_round']:.2f} | {row['tok_s']:.0f} |"
+            f" {' '.join(f'{one:.0f}' for one in row['plain_tok_s'])} | {row['speedup']:.2f}x |"
         )
     return "\n".join(lines)
 
@@ -169,9 +206,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     shown = {"tau": "τ, tokens a verification", "speedup": "speed-up at batch 1"}
     for axis, (key, label) in zip(axes, shown.items(), strict=True):
-        for name in dict.fromkeys(row["run"] for row in rows):
-            own = [row for row in rows if row["run"] == name and row["minutes"] is not None]
-            axis.plot([row["minutes"] for row in own], [row[key] for row in own], marker=".", label=name)
+        for name, compiled in dict.fromkeys((row["run"], bool(row.get("compiled"))) for row in rows):
+            own = [row for row in rows if (row["run"], bool(row.get("compiled"))) == (name, compiled)
+                   and row["minutes"] is not None]  # fmt: skip
+            label = f"{name}, compiled" if compiled else name
+            axis.plot([row["minutes"] for row in own], [row[key] for row in own], marker=".", label=label)
         axis.axhline(1, color="0.6", linewidth=1, linestyle="--")
         axis.set(xlabel="minutes of training", ylabel=label, xlim=(0, None), ylim=(0.8, None))
         axis.grid(alpha=0.25)
@@ -190,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     measuring = verbs.add_parser("measure")
-    measuring.add_argument("runs", type=Path, nargs="+")
+    measuring.add_argument("runs", metavar="RUN|CKPT|EXPORT", type=Path, nargs="+")
     measuring.add_argument("--data", type=Path, required=True)
     measuring.add_argument("--target")
     measuring.add_argument("--device")
@@ -198,6 +237,7 @@ def main() -> None:
     measuring.add_argument("--max-tokens", type=int, default=256)
     measuring.add_argument("--weights", choices=["auto", "last", "ema"], default="auto")
     measuring.add_argument("--last", action="store_true")
+    measuring.add_argument("--compile", choices=["auto", "off"], nargs="+", default=["auto"])
     measuring.add_argument("--out", type=Path, required=True)
     showing = verbs.add_parser("show")
     showing.add_argument("files", type=Path, nargs="+")

@@ -65,7 +65,7 @@ def test_graphs_write_what_the_same_kernels_write_one_by_one(
     drafter, prompts = (found.block_drafter if drafted else None), prompts_for(found.target, 40)
     engines = [
         engine_for(found.target, drafter, prompts, max_tokens=32, batch_size=8, sampling=sampling,
-                   stop_ids=end_ids(found.target), graphs=graphs, say=pytest.fail)
+                   stop_ids=end_ids(found.target), graphs=graphs, compiled=False, say=pytest.fail)
         for graphs in (True, False)
     ]  # fmt: skip
     assert [engine.recorded for engine in engines] == [True, False] and len(engines[0].lengths) > 1
@@ -92,6 +92,67 @@ def test_greedy_is_the_targets_own_text_up_to_ties_and_drafts_stay_as_on_the_cpu
     assert sum(difference is None for difference in differences) >= (60 if dtype == "float32" else 40)
     assert tau_on_the_cpu > 1.5
     assert tau_of_one_conversation(made) == pytest.approx(tau_on_the_cpu, rel=0.05 if dtype == "float32" else 0.15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("drafted", [True, False])
+def test_compiled_rounds_write_what_they_write_uncompiled_up_to_ties(
+    taught_run: Path, dtype: str, drafted: bool
+) -> None:
+    found = load(taught_run, dtype)
+    drafter, prompts = (found.block_drafter if drafted else None), prompts_for(found.target, 40)
+    engines = [
+        engine_for(found.target, drafter, prompts, max_tokens=32, batch_size=8, sampling=None,
+                   stop_ids=end_ids(found.target), compiled=compiled, say=pytest.fail)
+        for compiled in (True, False)
+    ]  # fmt: skip
+    assert [engine.compiled for engine in engines] == [True, False]
+    ours, theirs = (run(engine, prompts, max_tokens=32) for engine in engines)
+    differences = [
+        parity.first_difference(found.target, one.prompt, one.tokens, other.tokens)
+        for one, other in zip(ours.continuations, theirs.continuations, strict=True)
+    ]
+    assert all(difference is None or difference.tie for difference in differences), differences
+    assert sum(difference is None for difference in differences) >= (40 if dtype == "float32" else 25)
+    assert texts(run(engines[0], prompts, max_tokens=32)) == texts(ours)
+
+
+def test_a_compiled_round_is_less_than_half_the_kernels(taught_run: Path) -> None:
+    found = load(taught_run, "bfloat16")
+    for drafter in (found.block_drafter, None):
+        counts = [kernels_of_a_round(found.target, drafter, compiled=compiled) for compiled in (True, False)]
+        print(f"{'drafted' if drafter else 'alone'}: {counts[1]} kernels a round, compiled {counts[0]}")
+        assert counts[0] < counts[1] / 2
+
+
+def kernels_of_a_round(target: Any, drafter: Any, *, compiled: bool) -> int:
+    engine = engine_for(target, drafter, [[5]], max_tokens=100, batch_size=1, sampling=None, stop_ids=(),
+                        compiled=compiled, say=pytest.fail)  # fmt: skip
+    engine.admit([0], [[5]], max_tokens=[100])
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        engine.collect(engine.launch([0]))
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def test_what_torch_cannot_compile_is_recorded_as_it_is_and_said(taught_run: Path) -> None:
+    found = load(taught_run, "float32")
+    prompts, told = prompts_for(found.target, 8), []
+
+    def texts_with(say: Any) -> tuple[bool, list[list[int]]]:
+        engine = engine_for(found.target, found.block_drafter, prompts, max_tokens=16, batch_size=4, sampling=None,
+                            stop_ids=end_ids(found.target), say=say)  # fmt: skip
+        assert engine.recorded
+        return engine.compiled, texts(run(engine, prompts, max_tokens=16))
+
+    compiled, expected = texts_with(pytest.fail)
+    assert compiled
+    torch._dynamo.reset()
+    for layer in found.target.model.model.layers:
+        layer.mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    assert texts_with(told.append) == (False, expected)
+    assert len(told) == 1 and told[0].startswith("rounds are not compiled, slower: ")
 
 
 def test_a_training_evaluates_with_graphs_beside_its_own(

@@ -33,11 +33,15 @@ def test_a_run_without_figures_is_decoded_with_and_its_minutes_are_not_known(
     data, out = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
     turns = [{"role": "user", "content": "what is it"}, {"role": "assistant", "content": "a thing"}]
     data.write_text(json.dumps({"messages": turns}))
-    assert not bench(
-        monkeypatch, "acceptance", "measure", run, "--last", "--data", data, "--out", out, "--max-tokens", 4
-    )
-    (row,) = map(json.loads, out.read_text().splitlines())
+    settings = ["--data", data, "--out", out, "--max-tokens", 4, "--compile", "auto", "off"]
+    assert not bench(monkeypatch, "acceptance", "measure", run, "--last", *settings)
+    row, other = map(json.loads, out.read_text().splitlines())
     assert row["minutes"] is None and row["step"] < 999999 and row["tau"] >= 1
+    # On a CPU nothing is compiled, and both are the same.
+    assert row["tau"] == other["tau"] and not row["compiled"] and row["plain_tok_s"] != other["plain_tok_s"]
+    assert not bench(monkeypatch, "acceptance", "measure", run / "checkpoints" / f"step-{row['step']}", *settings[:-3])
+    again = json.loads(out.read_text().splitlines()[2])
+    assert (again["run"], again["step"], again["tau"]) == (row["run"], row["step"], row["tau"])
     assert not bench(monkeypatch, "acceptance", "show", out, "--png", tmp_path / "curve.png")
     assert f"| run | {row['step']:,} | - |" in capsys.readouterr().out and (tmp_path / "curve.png").stat().st_size
 

@@ -59,6 +59,8 @@ def _common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--batch", type=int, default=1, metavar="N", help="prompts at once (1)")
     verb.add_argument("--device", metavar="D", help="cpu or cuda:N (default: the first GPU, else the CPU)")
     verb.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the arithmetic (default: as in training)")
+    verb.add_argument("--compile", choices=["auto", "off"], default="auto",
+                      help="auto: rounds that a GPU records are compiled for it; off starts sooner (auto)")
     verb.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
@@ -124,8 +126,8 @@ def _generate(arguments: argparse.Namespace, sampling: Any) -> int:
     stream = Stream(target.tokenizer) if len(prompts) == 1 and not arguments.json else None
     made = generate(
         target, None if arguments.alone else loaded.block_drafter, prompts, max_tokens=arguments.max_tokens,
-        batch_size=arguments.batch, sampling=sampling, seed=arguments.seed, say=complain,
-        on_tokens=(lambda _, tokens: stream.add(tokens)) if stream else None,
+        batch_size=arguments.batch, sampling=sampling, seed=arguments.seed, compiled=arguments.compile != "off",
+        say=complain, on_tokens=(lambda _, tokens: stream.add(tokens)) if stream else None,
     )  # fmt: skip
     if stream:
         stream.end()
@@ -192,7 +194,7 @@ def _evaluate(arguments: argparse.Namespace, sampling: Any) -> int:
     )  # fmt: skip
     found = evaluate(
         loaded, prompts, max_tokens=arguments.max_tokens, batch_size=arguments.batch, sampling=sampling,
-        seed=arguments.seed, say=complain,
+        seed=arguments.seed, compiled=arguments.compile != "off", say=complain,
     )  # fmt: skip
     from trainer.decode import page
 

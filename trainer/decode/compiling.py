@@ -1,4 +1,4 @@
-"""What of a round is compiled, where it is recorded as a CUDA graph: all that does not depend on how long the context is.
+"""What of a round is compiled where it is recorded as a CUDA graph: all that does not depend on the context's length.
 
 Left to itself a round is some 1,300 kernels of a few microseconds each, and its time is that of their number. Compiled
 are the target's decoder layers, the drafter's, and the arithmetic around them; each once for a shape [rows, slots],

@@ -57,7 +57,7 @@ class Drafting:
         with through(GoingOn(self.memory, positions_BK, length, sees_BT=sees_BK)):
             for number, layer in enumerate(drafter.layers):
                 slots_BKH = run_layer(number, functools.partial(way.run, _layer), layer, slots_BKH, rope)
-        return F.linear(way.run(_last, drafter, slots_BKH), ends.head_VH)
+        return F.linear(drafter.norm(slots_BKH[:, 1:]), ends.head_VH)
 
 
 def _context(drafter: Drafter, features_BTF: Tensor, rope: Rope) -> Tensor:
@@ -68,14 +68,9 @@ def _context(drafter: Drafter, features_BTF: Tensor, rope: Rope) -> Tensor:
 
 
 def _layer(layer: Layer, slots_BKH: Tensor, rope: Rope) -> Tensor:
-    slots_BKH = layer(slots_BKH, slots_BKH[:, :0], rope, _attend, None)
-    return slots_BKH
+    result: Tensor = layer(slots_BKH, slots_BKH[:, :0], rope, _attend, None)
+    return result
 
 
 def _attend(query_BHKD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, _mask: None) -> Tensor:
     return attend(query_BHKD, key_BGKD, value_BGKD).transpose(1, 2)
-
-
-def _last(drafter: Drafter, slots_BKH: Tensor) -> Tensor:
-    normed_BkH: Tensor = drafter.norm(slots_BKH[:, 1:])
-    return normed_BkH

@@ -14,6 +14,7 @@ C capacity.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from trainer.config import ConfigError
 from trainer.decode.compiling import AsWritten, Compiled
 from trainer.decode.drafting import Drafting
 from trainer.decode.memory import GoingOn, Memory, Reading, through
-from trainer.decode.sampling import Sampling, draw, keep_greedy, keep_sampled
+from trainer.decode.sampling import Sampling, draw, end_of_greedy_round, end_of_round, keep_sampled
 from trainer.graphs import Graphs
 from trainer.model.blocks import bring, generator_for
 from trainer.model.drafter import Drafter, FrozenEnds
@@ -125,8 +126,9 @@ class Engine:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # which has filled what is there
         self._graphs = Graphs(self._stream) if self._stream is not None and graphs else None
         self._way = AsWritten()
-        self.compiled = compiled
-        """Whether rounds are compiled where they are recorded; `prepare` finds out whether they can be."""
+        self._compiles = compiled
+        self.preparing_s = 0.0
+        """What is compiled and recorded took so long."""
         self._anchors = [0] * rows
         """As the host knows them."""
         self._under_way = 0
@@ -147,29 +149,36 @@ class Engine:
         """Whether rounds are launched as CUDA graphs."""
         return self._graphs is not None and all(length in self._graphs for length in self.lengths)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether these were compiled."""
+        return self.recorded and self._compiles
+
     def prepare(self) -> list[str]:
         """Record the rounds for all lengths of context, while no row is in use; on the CPU there is nothing to do.
         Returns what torch cannot, and why, if so: rounds are then slower. Compiles, so that it belongs on the main
         thread while no other runs."""
-        said: list[str] = []
-        if self._graphs is None:
-            return said
-        if self.compiled:
+        started, said = time.perf_counter(), []
+        if self._graphs is not None and self._compiles:
             try:
                 with self.way(Compiled()):
                     self._record(self._graphs)
             except Exception as error:  # whatever torch makes of a model that it has never seen
-                self.compiled = False
+                self._compiles = False
                 self._graphs.clear()
                 said.append(f"rounds are not compiled, slower: {_reason(error)}")
-            else:
-                return said
+        if self._graphs is not None and not self._compiles:
+            said += self._record_as_written(self._graphs)
+        self.preparing_s = time.perf_counter() - started
+        return said
+
+    def _record_as_written(self, graphs: Graphs) -> list[str]:
         try:
-            self._record(self._graphs)
+            self._record(graphs)
         except (RuntimeError, torch.AcceleratorError) as error:
             self._graphs = None
-            said.append(f"no CUDA graphs, every kernel is launched by itself, much slower: {_reason(error)}")
-        return said
+            return [f"no CUDA graphs, every kernel is launched by itself, much slower: {_reason(error)}"]
+        return []
 
     def _record(self, graphs: Graphs) -> None:
         for length in self.lengths:
@@ -309,17 +318,18 @@ class Engine:
             hidden_BKH, features_BKF = self.target.run({"input_ids": block_BK, "position_ids": positions_BK})
         logits_BKV = F.linear(hidden_BKH, self.target.ends.head_VH)
         if uniform_Bn is None:
-            kept_B, next_B = way.run(keep_greedy, draft_Bk, logits_BKV.argmax(dim=-1))
+            end, found = end_of_greedy_round, (logits_BKV.argmax(dim=-1),)
         else:
             accept_Bk, last_B = uniform_Bn[:, self.block_size :].split((self.block_size - 1, 1), dim=1)
             target_BKV = self.sampling.probabilities(logits_BKV)
-            kept_B, next_B = keep_sampled(draft_Bk, drafted_BkV, target_BKV, accept_Bk, last_B.squeeze(1))
+            end = end_of_round
+            found = keep_sampled(draft_Bk, drafted_BkV, target_BKV, accept_Bk, last_B.squeeze(1))
         if self._drafting:
             # All of the block; what was not kept is behind the next anchor, and overwritten before it is seen.
             self._drafting.read(features_BKF, rope, positions_BK, way=way)
 
         made_Bn, *after = way.run(
-            _end_of_round, block_BK, kept_B, next_B, self._stops, anchors_B, self._last_B, self._rounds_B, self._done_B
+            end, block_BK, *found, self._stops, anchors_B, self._last_B, self._rounds_B, self._done_B
         )
         self._ids_BC.scatter_(1, positions_BK + 1, made_Bn[:, : self.block_size])
         for kept, now in zip((anchors_B, self._rounds_B, self._done_B), after, strict=True):
@@ -337,25 +347,6 @@ class Engine:
             return logits_BkV.argmax(dim=-1), None
         drafted_BkV = self.sampling.probabilities(logits_BkV)
         return draw(drafted_BkV, uniform_Bn[:, : self.block_size - 1]), drafted_BkV
-
-
-def _end_of_round(block_BK: Tensor, kept_B: Tensor, next_B: Tensor, stops: Tensor, anchors_B: Tensor, last_B: Tensor,
-                  rounds_B: Tensor, done_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What a round came to (see `Engine._work`), and where its rows are then: anchors, rounds, and which are done."""
-    slot_K = torch.arange(block_BK.shape[1], device=block_BK.device)
-    said_BK = torch.where(slot_K == kept_B[:, None], next_B[:, None], block_BK.roll(-1, dims=1))
-    inside_BK = slot_K <= kept_B[:, None]
-    stops_BK = (said_BK[:, :, None] == stops).any(dim=2) & inside_BK
-    ended_B = stops_BK.any(dim=1)
-    # Up to the first of them: before it none has come.
-    open_BK = (stops_BK.long().cumsum(dim=1) - stops_BK.long()) == 0
-    count_B = (inside_BK & open_BK).sum(dim=1)
-    kept_B = torch.minimum(kept_B, count_B)
-    count_B = count_B * ~done_B
-    # As many tokens as are asked for have room; what a last block has beyond them is not kept.
-    anchors_B = torch.minimum(anchors_B + count_B, last_B)
-    made_Bn = torch.cat((said_BK, torch.stack((count_B, kept_B, ended_B.long()), dim=1)), dim=1)
-    return made_Bn, anchors_B, rounds_B + ~done_B, done_B | ended_B | (anchors_B >= last_B)
 
 
 def _reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from trainer.decode import parity
 from trainer.decode.acceptance import DEFINITION
+from trainer.decode.engine import Engine
 from trainer.decode.generate import Generated, end_ids, engine_for, run
 from trainer.decode.loaded import Loaded
 from trainer.decode.prompts import Prompt
@@ -26,16 +27,22 @@ ALL = "all"
 
 
 def evaluate(loaded: Loaded, prompts: Sequence[Prompt], *, max_tokens: int, batch_size: int, sampling: Sampling,
-             seed: int, say: Say) -> dict[str, Any]:  # fmt: skip
+             seed: int, compiled: bool = True, say: Say) -> dict[str, Any]:  # fmt: skip
     """What was found, as plain data: for all prompts and by category; see docs/decoding.md for what is what."""
     target = loaded.target
     ids = [prompt.ids for prompt in prompts]
-    ways = {
-        "drafted": engine_for(target, loaded.block_drafter, ids, max_tokens=max_tokens, batch_size=batch_size,
-                              sampling=sampling, stop_ids=end_ids(target), say=say),
-        "plain": engine_for(target, None, ids, max_tokens=max_tokens, batch_size=batch_size, sampling=sampling,
-                            stop_ids=end_ids(target), say=say),
-    }  # fmt: skip
+
+    def both(*, compiled: bool) -> dict[str, Engine]:
+        return {
+            name: engine_for(target, drafter, ids, max_tokens=max_tokens, batch_size=batch_size, sampling=sampling,
+                             stop_ids=end_ids(target), compiled=compiled, say=say)
+            for name, drafter in (("drafted", loaded.block_drafter), ("plain", None))
+        }  # fmt: skip
+
+    ways = both(compiled=compiled)
+    if len({engine.compiled for engine in ways.values()}) > 1:
+        say("torch compiles only one of the two ways: both are measured without")
+        ways = both(compiled=False)
     for engine in ways.values():
         run(engine, [max(ids, key=len)], max_tokens=min(max_tokens, 16), seed=seed)
     found: dict[str, dict[str, Generated]] = {}
@@ -63,7 +70,9 @@ def evaluate(loaded: Loaded, prompts: Sequence[Prompt], *, max_tokens: int, batc
         "max_tokens": max_tokens,
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
         "seed": seed,
-        "graphs": ways["drafted"].recorded,
+        "graphs": all(engine.recorded for engine in ways.values()),
+        "compiled": ways["drafted"].compiled,
+        "preparing_s": {name: engine.preparing_s for name, engine in ways.items()},
         "tau_is": DEFINITION,
         "tie_is": parity.RULE,
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},

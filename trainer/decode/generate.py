@@ -66,22 +66,23 @@ class Generated:
 def generate(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
              batch_size: int = 1, sampling: Sampling | None = None, seed: int = 0,
              stop_ids: Iterable[int] | None = None, on_tokens: OnTokens | None = None, graphs: bool = True,
-             say: Say = lambda line: None) -> Generated:  # fmt: skip
+             compiled: bool = True, say: Say = lambda line: None) -> Generated:  # fmt: skip
     """Up to `max_tokens` tokens behind each of `prompts`, which are token ids; by the target alone without
-    `block_drafter`. `stop_ids` end a text; left out, the target's own end tokens. Raises `ConfigError` for a target
+    `block_drafter`. `stop_ids` end a text; left out, the target's own end tokens. `graphs` and `compiled` as of an
+    `Engine`: compiling takes seconds, so that for little to write it does not pay. Raises `ConfigError` for a target
     that cannot be decoded this way, `ValueError` for a prompt without a token."""
     if not prompts:
         return Generated(continuations=[], reading_s=0.0, decoding_s=0.0)
     engine = engine_for(
         target, block_drafter, prompts, max_tokens=max_tokens, batch_size=batch_size, sampling=sampling,
-        stop_ids=end_ids(target) if stop_ids is None else stop_ids, graphs=graphs, say=say,
+        stop_ids=end_ids(target) if stop_ids is None else stop_ids, graphs=graphs, compiled=compiled, say=say,
     )  # fmt: skip
     return run(engine, prompts, max_tokens=max_tokens, seed=seed, on_tokens=on_tokens)
 
 
 def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
                batch_size: int, sampling: Sampling | None, stop_ids: Iterable[int], graphs: bool = True,
-               say: Say = lambda line: None) -> Engine:  # fmt: skip
+               compiled: bool = True, say: Say = lambda line: None) -> Engine:  # fmt: skip
     """One that has room for these prompts, ready to go."""
     if any(not prompt for prompt in prompts):
         raise ValueError("a prompt has no token: there is nothing to go on from")
@@ -89,15 +90,15 @@ def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequ
     longest = max(map(len, prompts)) + max_tokens - 1 + block
     engine = Engine(
         target, block_drafter, rows=min(batch_size, len(prompts)), capacity=longest, sampling=sampling,
-        stop_ids=stop_ids, graphs=graphs,
+        stop_ids=stop_ids, graphs=graphs, compiled=compiled,
     )  # fmt: skip
     return prepared(engine, say)
 
 
 def prepared(engine: Engine, say: Say) -> Engine:
-    """With what a GPU does in a round recorded, or a word on why it could not be."""
-    if why := engine.prepare():
-        say(f"no CUDA graphs, every kernel is launched by itself, much slower: {why}")
+    """With what a GPU does in a round compiled and recorded, or a word on why it could not be."""
+    for line in engine.prepare():
+        say(line)
     return engine
 
 

@@ -47,13 +47,14 @@ class Evaluations:
         )  # fmt: skip
         self._engine = Engine(
             target, drafter, rows=len(self._prompts), stop_ids=end_ids(target), graphs=config.cuda_graphs != "off",
+            compiled=False,  # it would take longer than it saves, and the compile plan knows nothing of it
             capacity=max(map(len, self._prompts)) + self._most - 1 + block,
         )  # fmt: skip
 
     def get_ready(self) -> None:
         """Record what a GPU does in a round, on the main thread before any worker exists."""
-        if why := self._engine.prepare():
-            self._reporter.say(f"phase=compile_warmup graphs=evaluation none: evaluations are slower: {why}")
+        for line in self._engine.prepare():
+            self._reporter.say(f"phase=compile_warmup graphs=evaluation: {line}")
 
     def evaluate(self, member: Replica, *, step: int) -> Acceptance:
         """What `member` would be worth as it is now; in its thread, while it has nothing else to do."""

@@ -18,9 +18,10 @@ def table(found: dict[str, Any]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    recorded = "CUDA graphs, compiled" if found["compiled"] else "CUDA graphs"
     head = Text(
         f"{found['drafter']}\ntarget {found['target']}, {found['device']}, {found['dtype']}, batch"
-        f" {found['batch_size']}, {_drawn(found)}, {'CUDA graphs' if found['graphs'] else 'kernel by kernel'}",
+        f" {found['batch_size']}, {_drawn(found)}, {recorded if found['graphs'] else 'kernel by kernel'}",
     )  # fmt: skip
     columns = ("category", "prompts", "tokens", "τ", "tok/s", "alone", "speed-up", "slot 1", "2", "3", "last", "same")
     rows = Table(box=None, padding=(0, 2, 0, 0))

@@ -88,3 +88,27 @@ def keep_sampled(draft_Bk: Tensor, drafted_BkV: Tensor, target_BKV: Tensor, acce
     # Where rounding has left nothing, p and q are the same.
     left_BV = torch.where(left_BV.sum(dim=1, keepdim=True) > 0, left_BV, wanted_BV)
     return kept_B, draw(left_BV, next_B)
+
+
+def end_of_round(block_BK: Tensor, kept_B: Tensor, next_B: Tensor, stops: Tensor, anchors_B: Tensor, last_B: Tensor,
+                  rounds_B: Tensor, done_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What a round came to (see `Engine._work`), and where its rows are then: anchors, rounds, and which are done."""
+    slot_K = torch.arange(block_BK.shape[1], device=block_BK.device)
+    said_BK = torch.where(slot_K == kept_B[:, None], next_B[:, None], block_BK.roll(-1, dims=1))
+    inside_BK = slot_K <= kept_B[:, None]
+    stops_BK = (said_BK[:, :, None] == stops).any(dim=2) & inside_BK
+    ended_B = stops_BK.any(dim=1)
+    # Up to the first of them: before it none has come.
+    open_BK = (stops_BK.long().cumsum(dim=1) - stops_BK.long()) == 0
+    count_B = (inside_BK & open_BK).sum(dim=1)
+    kept_B = torch.minimum(kept_B, count_B)
+    count_B = count_B * ~done_B
+    # As many tokens as are asked for have room; what a last block has beyond them is not kept.
+    anchors_B = torch.minimum(anchors_B + count_B, last_B)
+    made_Bn = torch.cat((said_BK, torch.stack((count_B, kept_B, ended_B.long()), dim=1)), dim=1)
+    return made_Bn, anchors_B, rounds_B + ~done_B, done_B | ended_B | (anchors_B >= last_B)
+
+
+def end_of_greedy_round(block_BK: Tensor, said_BK: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same where the target would have said `said_BK`."""
+    return end_of_round(block_BK, *keep_greedy(block_BK[:, 1:], said_BK), *rows)

@@ -102,10 +102,15 @@ class Author:
         return self._engine(self.config.answer, self.longest_prompt, self._answer_ends)
 
     def _engine(self, drawn: DrawnConfig, longest_prompt: int, stop_ids: set[int]) -> Engine:
-        return prepared(Engine(
+        engine = prepared(Engine(
             self.target, None, rows=self.config.batch_size, capacity=longest_prompt + drawn.max_tokens,
             sampling=Sampling(temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k), stop_ids=stop_ids,
+            compiled=self.config.compile != "off",
         ), self._say)  # fmt: skip
+        if engine.recorded:
+            how = "compiled and recorded" if engine.compiled else "recorded"
+            self._say(f"rounds of {engine.rows} rows are {how}: seconds={engine.preparing_s:.1f}")
+        return engine
 
     def _run(self, engine: Engine, what: str, prompts: Sequence[list[int]], drawn: DrawnConfig,
              seeds: Sequence[Sequence[int | str]], *, hopeless: Hopeless | None = None

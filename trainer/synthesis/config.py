@@ -97,6 +97,9 @@ class SynthesisConfig(Model):
     """auto: the first GPU, or the CPU."""
     batch_size: Size = 64
     """Conversations that are written side by side."""
+    compile: Literal["auto", "off"] = "auto"
+    """auto: what a GPU does for one token is compiled before it is recorded as a CUDA graph, which takes seconds, and
+    rounds otherwise. off: it is recorded as transformers runs it."""
     question: DrawnConfig = DrawnConfig()
     """How the user's turn is drawn."""
     answer: AnswerConfig = AnswerConfig()
