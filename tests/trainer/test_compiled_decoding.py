@@ -98,7 +98,8 @@ def test_targets_of_other_families_are_compiled_to_the_same_texts(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     target = load_target(TargetConfig(path=str(tmp_path), dtype="float32", layer_ids=[0, 2]), CPU)
     assert target.masks_itself
-    shape = shape_for(target.model.config, DrafterConfig(layers=1, block_size=4, anchors=1, mask_token_id=3), captured=2)
+    drafting = DrafterConfig(layers=1, block_size=4, anchors=1, mask_token_id=3)
+    shape = shape_for(target.model.config, drafting, captured=2)
     drafter = Drafter(shape).requires_grad_(False)
     drafter.initialise(torch.Generator().manual_seed(2))
     block_drafter = BlockDrafter(drafter=drafter, ends=target.ends, block_size=4, mask_token_id=3)
