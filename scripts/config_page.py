@@ -2,9 +2,9 @@
 
     python scripts/config_page.py [--check]
 
-A key's words stand below it in trainer/config.py or trainer/synthesis/config.py, where its type is; editors (`python -m
-trainer schema`) and these pages have them from there. `--check` changes nothing and exits 1 where a page is not what it
-would be.
+A key's words stand below it in trainer/{config,sections}.py or trainer/synthesis/config.py, where its type is; editors
+(`python -m trainer schema`) and these pages have them from there. `--check` changes nothing and exits 1 where a page is
+not what it would be.
 """
 
 from __future__ import annotations

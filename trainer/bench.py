@@ -21,12 +21,13 @@ from typing import Any
 import torch
 
 from trainer import compile_plan, inputs, kept
-from trainer.config import Config, TrackingConfig, expand_path
+from trainer.config import Config, expand_path
 from trainer.plan import forecast
 from trainer.report.console import complain
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import GIB, SHARES, Reporter, RunStep
 from trainer.report.tally import memory_peak_bytes
+from trainer.sections import TrackingConfig
 from trainer.stopping import StopRequest
 from trainer.train import Training, prepare
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, DataConfig, expand_path
+from trainer.config import Config, expand_path
+from trainer.sections import DataConfig
 
 
 def run_directory(config: Config, environ: Mapping[str, str]) -> Path:

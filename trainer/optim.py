@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config import OptimizerConfig
 from trainer.exchange import Part
+from trainer.sections import OptimizerConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ALIGN = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import OptimizerConfig
+from trainer.sections import OptimizerConfig
 
 
 def learning_rate(step: int, *, config: OptimizerConfig, steps: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import MutableMapping, Sequence
 import torch
 
 from trainer import kept
-from trainer.config import Config, ConfigError, DataConfig
+from trainer.config import Config, ConfigError
 from trainer.data.rows import Rows, check_bad
 from trainer.kernels import kernels_for
 from trainer.model import liger
@@ -20,6 +20,7 @@ from trainer.model.drafter import DrafterShape, FrozenEnds
 from trainer.model.target import Target, drafter_dtype
 from trainer.replica import Replica
 from trainer.report.reporter import Reporter
+from trainer.sections import DataConfig
 
 BAD_ROWS_NAMED = 10
 BAD_ROWS_RECORDED = 100

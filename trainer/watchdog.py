@@ -13,8 +13,8 @@ import traceback
 from collections import deque
 from collections.abc import Iterable
 
-from trainer.config import WatchdogConfig
 from trainer.pipeline import Worker
+from trainer.sections import WatchdogConfig
 
 FIRST_FACTOR, AWAY_FACTOR = 10.0, 5.0
 LONGEST_LOOK_S = 2.0

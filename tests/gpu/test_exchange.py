@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tests.trainer.support import losses
 from tests.trainer.test_replicas import in_threads, summed
-from trainer.config import TargetConfig
 from trainer.exchange import Part, event_here
 from trainer.model.blocks import generator_for
 from trainer.model.target import Target, decoder_layers, load_target
 from trainer.replica import Replica
 from trainer.replicas import Replicas
+from trainer.sections import TargetConfig
 
 Settings = dict[str, Any]
 CUDA = torch.device("cuda:0")

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.config import TargetConfig
 from trainer.kernels import Kernels, kernels_for, plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import Blocks, bring, generator_for, lay_out, pick_anchors
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.model.target import load_target
+from trainer.sections import TargetConfig
 
 CUDA = torch.device("cuda:0")
 SHAPE = DrafterShape(

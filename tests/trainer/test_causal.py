@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.integrations import sdpa_attention
 
-from trainer.config import TargetConfig
 from trainer.model.causal import without_masks
 from trainer.model.target import decoder_layers, layers_compiled, load_target
+from trainer.sections import TargetConfig
 
 SIZES: dict[str, Any] = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -14,7 +14,8 @@ import yaml
 
 from tests.trainer.support import REPOSITORY, TrainerProcess, records, train_here, write_config
 from trainer import inputs
-from trainer.config import Config, ConfigError, LossConfig, check_inputs, expand_path, load_config
+from trainer.config import Config, ConfigError, check_inputs, expand_path, load_config
+from trainer.sections import LossConfig
 from trainer.synthesis.config import load_synthesis
 from typedyaml import Model
 from typedyaml.jsonschema import json_schema

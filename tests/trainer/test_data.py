@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.trainer.support import all_rows
-from trainer.config import ConfigError, DataConfig
+from trainer.config import ConfigError
 from trainer.data.rows import Rows, load_rows
+from trainer.sections import DataConfig
 
 LENGTH = 64
 TALK = {"messages": [

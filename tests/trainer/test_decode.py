@@ -18,7 +18,7 @@ import torch
 
 from tests.trainer import taught
 from trainer.__main__ import main
-from trainer.config import ConfigError, TargetConfig
+from trainer.config import ConfigError
 from trainer.decode import loaded, parity
 from trainer.decode.acceptance import Acceptance
 from trainer.decode.engine import BlockDrafter, Engine
@@ -30,6 +30,7 @@ from trainer.model.attention import DenseAttention
 from trainer.model.blocks import lay_out
 from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.target import as_ids, load_target
+from trainer.sections import TargetConfig
 
 CPU = torch.device("cpu")
 SMOLLM2 = Path("~/.cache/specctl/models/SmolLM2-135M-Instruct").expanduser()

@@ -13,13 +13,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from trainer.config import Config, ConfigError, TargetConfig
+from trainer.config import Config, ConfigError
 from trainer.inputs import LayerError, choose_layers
 from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import generator_for, lay_out
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.target import Target, drafter_shape, load_target
+from trainer.sections import TargetConfig
 
 SHAPE = DrafterShape(
     hidden=64, captured=3, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96, rms_norm_eps=1e-6,

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 
 from tests.trainer.support import events
 from trainer.checkpoint import AVERAGES, WEIGHTS
-from trainer.config import Config, OptimizerConfig
+from trainer.config import Config
 from trainer.micro_batch import MicroBatch
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.plan import forecast
 from trainer.replica import Replica
+from trainer.sections import OptimizerConfig
 
 Train = Callable[..., Any]
 

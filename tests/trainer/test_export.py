@@ -21,12 +21,13 @@ from tests.trainer.support import REPOSITORY
 from trainer import export
 from trainer.__main__ import main
 from trainer.checkpoint import MARKER, WEIGHTS
-from trainer.config import ConfigError, TargetConfig
+from trainer.config import ConfigError
 from trainer.export import contract, formats, package, source
 from trainer.export.contract import Window
 from trainer.export.package import Package
 from trainer.kept import changed
 from trainer.model.target import Target, file_digests, load_target
+from trainer.sections import TargetConfig
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.trainer.exports import CPU, look, prompts_of
-from trainer.config import TargetConfig
 from trainer.export import formats, gate, package
 from trainer.export.contract import Window
 from trainer.export.gate import Replay
 from trainer.export.package import Package
 from trainer.model.target import load_target
+from trainer.sections import TargetConfig
 
 
 def test_what_is_exported_decodes_as_it_was_trained_to_the_last_block(made: Package, replay: Replay, tmp_path: Path

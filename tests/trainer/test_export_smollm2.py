@@ -13,8 +13,8 @@ import torch
 
 from trainer import export
 from trainer.__main__ import main
-from trainer.config import TargetConfig
 from trainer.model.target import load_target
+from trainer.sections import TargetConfig
 
 TARGET = Path("~/.cache/specctl/models/SmolLM2-135M-Instruct").expanduser()
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tests.trainer.support import losses
-from trainer.config import DataConfig
 from trainer.data.rows import Rows, rows_of
 from trainer.data.source_files import Source
 from trainer.data.token_cache import Writer, build_or_open
 from trainer.model.blocks import generator_for
+from trainer.sections import DataConfig
 
 LETTERS = string.ascii_lowercase
 BLIND = math.log(len(LETTERS))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import trainer.model.target
 from tests.trainer.support import all_rows, documents, losses
-from trainer.config import ConfigError, DataConfig
+from trainer.config import ConfigError
 from trainer.data.packing import pack
 from trainer.data.rows import load_rows
 from trainer.kernels import plain
@@ -26,6 +26,7 @@ from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.model.target import Target, load_target, see_that_documents_stay_apart
 from trainer.replica import Replica
+from trainer.sections import DataConfig
 
 LENGTHS, PADDING, SIZE = [9, 14, 2, 12], 5, 4
 STARTS = [0, 9, 23, 25]

@@ -14,13 +14,13 @@ import torch
 
 from tests.trainer.support import events, losses, poll, records
 from trainer import feed
-from trainer.config import WatchdogConfig
 from trainer.micro_batch import MicroBatch
 from trainer.model import blocks
 from trainer.model.target import Target
 from trainer.pipeline import Aborted, Channel, Worker
 from trainer.replica import Replica
 from trainer.report.stages import Stages
+from trainer.sections import WatchdogConfig
 from trainer.watchdog import Watchdog, who_holds_up
 
 Train = Callable[..., Any]
@@ -56,8 +56,8 @@ def test_any_number_of_target_threads_makes_bitwise_the_same_run(train: Train, s
 
 
 def test_the_threads_of_a_device_share_one_model_and_capture_each_their_own(tiny_target: Path) -> None:
-    from trainer.config import TargetConfig
     from trainer.model.target import load_targets
+    from trainer.sections import TargetConfig
 
     config = TargetConfig(path=str(tiny_target), dtype="float32", captured_layers=2)
     one, other = load_targets(config, [torch.device("cpu")] * 2)

@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.replicas
-from trainer.config import OptimizerConfig
 from trainer.exchange import Part
 from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
@@ -24,6 +23,7 @@ from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.optim import PART_BYTES, AdamW, FlatWeights
 from trainer.pipeline import Aborted, Channel
 from trainer.replicas import Replicas, ReplicasDiffer, check_equal, weight_hash
+from trainer.sections import OptimizerConfig
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException | None]:

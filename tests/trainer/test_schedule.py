@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import OptimizerConfig
 from trainer.schedule import learning_rate
+from trainer.sections import OptimizerConfig
 
 LR, FLOOR = 2e-3, 0.1
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.support import TrainerProcess, write_config
-from trainer.config import Config, ConfigError, DataConfig, check_inputs
+from trainer.config import Config, ConfigError, check_inputs
 from trainer.data import source_files, sources
 from trainer.data.rows import Rows, load_rows
 from trainer.data.sources import BadRecord
+from trainer.sections import DataConfig
 
 TALKS = [
     {"messages": [{"role": "user", "content": f"{number} and one?"}, {"role": "assistant", "content": f"é {number}"}]}

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.support import TrainerProcess, events, losses, small_run, train_here, write_config
 from trainer import starting
 from trainer.checkpoint import WEIGHTS
-from trainer.config import Config, ConfigError, TargetConfig, check_inputs
+from trainer.config import Config, ConfigError, check_inputs
 from trainer.data.order import Cursor
 from trainer.decode import loaded
 from trainer.decode.generate import generate
 from trainer.export import loading, package, source
 from trainer.model.target import Target, drafter_shape, load_target
+from trainer.sections import TargetConfig
 
 Train = Callable[..., Any]
 CPU = torch.device("cpu")

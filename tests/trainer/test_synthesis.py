@@ -16,11 +16,11 @@ import torch
 from tests.trainer import taught
 from tests.trainer.support import REPOSITORY, poll, records, write_config
 from trainer.__main__ import main
-from trainer.config import DataConfig, TargetConfig
 from trainer.data.rows import load_rows
 from trainer.decode.engine import Engine
 from trainer.decode.generate import engine_for, generate, run
 from trainer.model.target import as_ids, load_target, load_tokenizer
+from trainer.sections import DataConfig, TargetConfig
 from trainer.synthesis import author, filters
 from trainer.synthesis.config import DrawnConfig
 

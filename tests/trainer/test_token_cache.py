@@ -16,15 +16,17 @@ import pytest
 
 from tests.trainer.support import REPOSITORY, all_rows, poll
 from tests.trainer.templates import CHATML
-from trainer.config import ConfigError, DataConfig
+from trainer.config import ConfigError
 from trainer.data import source_hashes, token_cache
 from trainer.data.rows import Rows, load_rows
+from trainer.sections import DataConfig
 
 PROGRAM = """
 import os, resource, signal, sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from trainer.config import DataConfig, ConfigError
+from trainer.config import ConfigError
+from trainer.sections import DataConfig
 from trainer.data.rows import load_rows
 from trainer.data import chat_template
 

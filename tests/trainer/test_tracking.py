@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
-from trainer.config import ConfigError, TrackingConfig
+from trainer.config import ConfigError
 from trainer.report.records import RunIdentity
 from trainer.report.tracking import Feeder, Tracking, check, last_step
+from trainer.sections import TrackingConfig
 
 Start = Callable[..., TrainerProcess]
 

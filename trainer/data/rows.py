@@ -20,12 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config import ConfigError, DataConfig, expand_path
+from trainer.config import ConfigError, expand_path
 from trainer.data import source_files, token_cache, tokenising
 from trainer.data.order import Cursor, Order, pad_to
 from trainer.data.packing import pack
 from trainer.data.source_files import Source, SourceError
 from trainer.data.token_cache import Documents, Say
+from trainer.sections import DataConfig
 
 MIN_TRAINED_TOKENS = 2
 """An anchor needs two neighbouring tokens that are trained on."""

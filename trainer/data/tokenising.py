@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import DataConfig
 from trainer.data import conversations, sources
 from trainer.data.chat_template import Template
 from trainer.data.source_files import Source
 from trainer.data.sources import BadRecord
 from trainer.data.token_cache import Say, Writer
+from trainer.sections import DataConfig
 
 RECORDS_AT_ONCE = 128
 CHARACTERS_AT_ONCE = 1 << 18

@@ -15,12 +15,13 @@ from typing import Literal
 
 import torch
 
-from trainer.config import ConfigError, TargetConfig, expand_path
+from trainer.config import ConfigError, expand_path
 from trainer.decode.engine import BlockDrafter
 from trainer.export import loading, source
 from trainer.export.source import DTYPES, DtypeName
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target
+from trainer.sections import TargetConfig
 
 Which = Literal["auto", "last", "ema"]
 Say = Callable[[str], None]

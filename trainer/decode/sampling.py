@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.config import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from trainer.sections import LEAST_TEMPERATURE, MOST_TEMPERATURE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.config import Config, ConfigError, Devices
+from trainer.config import Config, ConfigError
+from trainer.sections import Devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config import TrackingConfig
 from trainer.distributed.ranks import Ranks
 from trainer.report.console import PlainConsole, worker_lines
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import Reporter, RunStep, stacks_told
+from trainer.sections import TrackingConfig
 
 OF_WORKERS = {"worker_up", "worker_down", "exception", "no_progress", "no_graphs"}
 

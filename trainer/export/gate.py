@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.config import ConfigError, TargetConfig
+from trainer.config import ConfigError
 from trainer.export import reference
 from trainer.export.contract import Gate
 from trainer.export.mistakes import Trained, mistakes
@@ -31,6 +31,7 @@ from trainer.model.attention import DenseAttention
 from trainer.model.blocks import lay_out
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target
+from trainer.sections import TargetConfig
 
 MORE_TOKENS = 24
 """Blocks behind a prompt: the target writes so many tokens more than a block and one beyond it."""

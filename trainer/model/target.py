@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, DrafterConfig, TargetConfig, expand_path
+from trainer.config import ConfigError, expand_path
 from trainer.graphs import Graphs
 from trainer.inputs import LayerError, choose_layers
 from trainer.model import remembering
 from trainer.model.blocks import bring
 from trainer.model.causal import documents_mask, without_masks
 from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.sections import DrafterConfig, TargetConfig
 
 SAMPLES, SAMPLE_BYTES = 256, 1 << 16
 """How much of a file of weights is read to know it again: 16 MiB at most."""

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config import TrackingConfig
 from trainer.report.console import Console, console_for
 from trainer.report.records import Records, RunIdentity
 from trainer.report.throughput import SpeedChange
 from trainer.report.tracking import Tracking
+from trainer.sections import TrackingConfig
 
 SHARES = ("busy", "wait_input", "wait_room", "wait_peers")
 TRACKERS_CLOSE_S = 15.0

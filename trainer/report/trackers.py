@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config import TrackioConfig, WandbConfig
 from trainer.report.tracking import TrackedRun
+from trainer.sections import TrackioConfig, WandbConfig
 
 FLUSH_KEY, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """How often W&B writes to its file, where it can be told: it works in a process of its own, which ends at once when

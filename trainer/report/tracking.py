@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config import ConfigError, TrackingConfig
+from trainer.config import ConfigError
 from trainer.report.records import RunIdentity
+from trainer.sections import TrackingConfig
 
 WAITING = 1000
 """Steps that may wait for a tracker."""

@@ -7,17 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 import typedyaml
-from trainer.config import (
-    LEAST_TEMPERATURE,
-    MOST_TEMPERATURE,
-    ConfigError,
-    Count,
-    Device,
-    Dtype,
-    Fraction,
-    Index,
-    Size,
-)
+from trainer.config import ConfigError
+from trainer.sections import LEAST_TEMPERATURE, MOST_TEMPERATURE, Count, Device, Dtype, Fraction, Index, Size
 from typedyaml import Float, Model, ProblemAt, Str
 
 OPENINGS = {

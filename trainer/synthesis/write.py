@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from trainer import kept
-from trainer.config import ConfigError, TargetConfig, expand_path
+from trainer.config import ConfigError, expand_path
 from trainer.data import source_files, source_hashes, sources
 from trainer.data.source_files import Source, SourceError
 from trainer.data.source_hashes import hash_of
 from trainer.device import device_for
 from trainer.model.target import Target, load_target
+from trainer.sections import TargetConfig
 from trainer.synthesis import filters
 from trainer.synthesis.author import LONGEST_PROMPT, Author
 from trainer.synthesis.config import SynthesisConfig
