@@ -32,8 +32,7 @@ import trainer
 
 TRAINER, TESTS = str(Path(trainer.__file__).parent), str(Path(__file__).parent)
 CUDA = torch.device("cuda", 0)
-Clock = Counter[int]
-"""How many operations of each stream have come before."""
+Clock = Counter[int]  # how many operations of each stream have come before
 
 
 def site() -> str:
@@ -47,14 +46,8 @@ def site() -> str:
 class Operation:
     said: str
     stream: int
-    clock: Clock
+    clock: Clock  # with itself
     run: Callable[[], Any]
-
-    def after(self, other: Operation) -> bool:
-        return self.clock[other.stream] >= other.clock[other.stream]
-
-    def may_run(self, done: Clock) -> bool:
-        return self.clock - Clock([self.stream]) <= done
 
 
 class Machine:
@@ -85,16 +78,14 @@ class Machine:
             yield
 
     def current_stream(self, _device: Any = None) -> Stream:
-        if not hasattr(self._here, "stream"):
-            self._here.stream = Stream(self)
         return self._here.stream
 
-    def set_stream(self, stream: Stream) -> None:
+    def set_stream(self, stream: Stream | None) -> None:
         self._here.stream = stream
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before = self.current_stream()
+        before = getattr(self._here, "stream", None)
         self.set_stream(stream)
         yield
         self.set_stream(before)
@@ -120,7 +111,8 @@ class Machine:
                 low, high = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
                 touched = self._touched[tensor.untyped_storage().data_ptr()]
                 for other, start, end, written in touched:
-                    if (writing or written) and low < end and start < high and not told.after(other):
+                    after = told.clock[other.stream] >= other.clock[other.stream]
+                    if (writing or written) and low < end and start < high and not after:
                         self.races.add((other.said, told.said))
                 touched.append((told, low, high, writing))
 
@@ -135,9 +127,10 @@ class Machine:
         for number in range(len(self._operations)):
             if number == 0 or draw.random() < 0.05:
                 draw.shuffle(order)
-            queue = next(queues[one] for one in order if queues[one] and queues[one][-1].may_run(done))
-            done[queue[-1].stream] += 1
-            queue.pop().run()
+            heads = (queues[stream][-1] for stream in order if queues[stream])
+            one = next(one for one in heads if (one.clock - done).total() == 1)  # all before it is done
+            queues[one.stream].pop().run()
+            done[one.stream] += 1
 
 
 class Stream:
