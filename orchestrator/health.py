@@ -6,9 +6,10 @@ lives, the log whether it gets on; a log that is not verified decides nothing. `
 
 from __future__ import annotations
 
-from orchestrator.blame import cause, said_by
+from orchestrator.blame import OWN_FAULTS, cause, killed, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, pace, settled
+from orchestrator.logscan.launchers import SIGNALS, is_report
 from orchestrator.logscan.pace import CLOCK_S, COMPILE_PHASE, Limits, Progress
 from orchestrator.model import (
     BAD,
@@ -32,15 +33,7 @@ from orchestrator.model import (
 
 __all__ = ["Limits", "age", "headline", "judge", "missing", "rung"]
 
-# By number, since the laptop that judges need not number its signals as the container does.
-SIGNALS = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
-    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
-}  # fmt: skip
 SIGKILL = 9
-OWN_FAULTS = frozenset({4, 5, 6, 7, 8, 11, 31})
-"""Signals that a process is ended by for what it did itself, and may have spoken of: an assertion that failed, say."""
 SHELL_SIGNAL = 128
 """A shell reports a child that signal N ended as exit code 128 + N."""
 SILENT_STEPS = 5
@@ -148,10 +141,12 @@ def _blame(look: _Look, code: int | None) -> Finding | None:
     First the workers: of what no step has followed, the first whose worker is gone, else the last. Then a gone worker's
     own, however many steps others took after it. Last, for exit code 1, which is what an uncaught exception in the main
     thread gives: the newest of all, since other threads may step on until the process is over. What a launcher reports
-    of its processes is only blamed if there is nothing else.
+    of its processes is only blamed if there is nothing else, or if it says that one was killed: that broke the others.
     """
     gone = {worker.name for worker in look.gone}
     tail = look.summary.tail
+    if killed(tail):
+        return cause(tail)
     for finding in tail:
         if finding.worker in gone:
             return finding
@@ -210,16 +205,29 @@ def _ended(look: _Look, ending: ExitRecord) -> Verdict:
         but = ""
         if error is not None:
             # A pipe's exit code is its last command's: `python train.py | tee log` ends with 0 whatever became of it.
-            but = f", but {_gone(look)}" if look.gone else f", but its last words are {said_by(error, SIGNALS)}"
+            but = f", but {_gone(look)}" if look.gone else f", but its last words are {said_by(error)}"
         if hidden is not None:
             how += f" (a pipe's to tee: that {hidden} before it ended well is said only under set -o pipefail)"
         return look.verdict("SUCCEEDED", f"{how}{step}{but}{aside}{left}", error=error)
     error = _blame(look, ending.code)
     if ending.code - SHELL_SIGNAL in SIGNALS:
         how += f" ({_signal(ending.code - SHELL_SIGNAL)} of a child)"
-    because = f": {said_by(error, SIGNALS)}" if error else ""
-    words = None if error else words
-    return look.verdict("FAILED", f"{how}{step}{because}{aside}{left}", error=error, words=words)
+    because, error, words = _because(look, error, words)
+    state: StateName = "FAILED"
+    if (child := killed(look.summary.tail)) is not None and child.signal == SIGKILL and ending.oom_kills:
+        state, because, aside = "KILLED", f"{because}, for memory ({ending.oom_kills} killed)", ""
+    return look.verdict(state, f"{how}{step}{because}{aside}{left}", error=error, words=words)
+
+
+def _because(look: _Look, error: Finding | None, words: LastWords | None
+             ) -> tuple[str, Finding | None, LastWords | None]:  # fmt: skip
+    """In words, by which exception it ended, and else what it had said last. What a launcher says of a process that
+    has failed is not the reason: what that process said is, if it has not been killed."""
+    if error is None:
+        return "", None, words
+    if words is None or not is_report(error.type) or killed(look.summary.tail):
+        return f": {said_by(error)}", error, None
+    return f" ({said_by(error).partition(': ')[2]})", None, words
 
 
 def _memory(kills: int) -> str:
@@ -298,10 +306,9 @@ def _live(look: _Look) -> Verdict:
     if ended is not None and (ended.signal or ended.code) and (summary.step_at or 0.0) <= ended.at:
         # What is left of a program that failed (a loader's orphan, say) is not the run alive.
         how = _signal(ended.signal) if ended.signal else f"exit code {ended.code}"
-        error = _blame(look, ended.code)
-        because = f": {said_by(error, SIGNALS)}" if error else ""
+        said = ended.last_words if ended.signal is None or ended.signal in OWN_FAULTS else None
+        because, error, words = _because(look, _blame(look, ended.code), said)
         left = f"{_processes(look.alive)} left, which specctl stop ends"
-        words = ended.last_words if error is None and (ended.signal is None or ended.signal in OWN_FAULTS) else None
         state: StateName = "KILLED" if ended.signal else "FAILED"
         return look.verdict(state, f"{how}{because}; {left}", error=error, words=words)
     if look.gone:

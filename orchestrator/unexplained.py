@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.health import SIGNALS
+from orchestrator.blame import said_by
+from orchestrator.logscan import settled
+from orchestrator.logscan.launchers import SIGNALS
 from orchestrator.model import LastWords, Probe, StateName, Verdict
 from orchestrator.record import record
 
@@ -44,8 +46,11 @@ def of(probe: Probe, verdict: Verdict) -> Unexplained:
     elif end is not None and end.code is not None:
         text = f"exit code {end.code}"
     same = text if state in ("FAILED", "KILLED") else state
-    words = verdict.last_words
+    words, tail = verdict.last_words, settled(probe.summary).tail
+    text = text if same == text else f"{state}, {text}"
+    if words is not None and words.before and tail:
+        text += f" ({said_by(tail[-1]).partition(': ')[2]})"
     return Unexplained(
-        state=state, text=text if same == text else f"{state}, {text}", kind=f"{state}: {same}", words=words,
+        state=state, text=text, kind=f"{state}: {same}", words=words,
         line=words.text.replace(probe.run_id, "RUN") if words else "",
     )  # fmt: skip

@@ -19,7 +19,7 @@ import sys
 from trainer.config import ConfigError, check_inputs, expand_path, load_config
 from trainer.decode import command as decoding
 from trainer.distributed.ranks import ranks_from_environment, settled
-from trainer.distributed.reporting import reporter_for
+from trainer.distributed.reporting import refuse, reporter_for
 from trainer.inputs import drafter_problem
 from trainer.report import tracking
 from trainer.report.console import complain, terminal
@@ -88,8 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         reporter = reporter_for(identity, ranks)
         reporter.open()
     except ConfigError as error:
-        if ranks is None or ranks.speaks_here:
-            complain(str(error))
+        refuse(str(error), ranks)
         return 2
     stop.on_exit = reporter.last_words
     reporter.phase("import")
@@ -107,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
             ending = train(config, reporter, stop, must_resume=arguments.resume)
     except ConfigError as error:
-        reporter.complain(str(error))
+        refuse(str(error), ranks)
         reporter.ended(code=2, stopped=False, error=str(error))
         return 2
     except Exception as error:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 
 from orchestrator.agent import files
 from orchestrator.agent.follow import Follower
+from orchestrator.logscan import settled
 from orchestrator.logscan.grammar import FIELD, Grammar
 from orchestrator.logscan.last_line import WORD, last_line, one_line
+from orchestrator.logscan.launchers import death, is_report
 from orchestrator.model import LastWords, RunPaths
 
 END_BYTES = 64 << 10
@@ -29,15 +32,34 @@ def of(paths: RunPaths, followers: Sequence[Follower], *, nonce: str) -> LastWor
     try:
         for follower in sorted(followers, key=lambda one: -one.written_at_ns):
             data, begun = follower.end(END_BYTES)
+            data, report = _before_reports(data, follower)
             line = last_line(data, begun=begun)
             # Figures, a line of JSON each, are often written last of all, when the program closes its files.
             if line is not None and (follower.foreign is None or not line.startswith("{")):
                 if _only_a_step(line):
                     return None  # after its last step it has not said a word
-                return LastWords(text=line, log=follower.path if follower.foreign else None)
+                return LastWords(text=line, log=follower.path if follower.foreign else None, before=report)
     except OSError:
         pass  # evidence, without which the end is recorded all the same
     return None
+
+
+def _before_reports(data: bytes, follower: Follower) -> tuple[bytes, str | None]:
+    """`data`, the end of a log, without the exceptions at its end by which launchers report that a process of theirs
+    has failed, and the type of the first of these. Who has a prefix for each process gets the failed one's lines."""
+    start, report = follower.offset - len(data), None
+    for finding in reversed(settled(follower.scanner.summary()).tail):
+        at = finding.offset - start
+        if not is_report(finding.type) or at < 0 or last_line(data) != last_line(finding.traceback.encode()):
+            break
+        data, report = data[:at], finding
+    if report is None:
+        return data, None
+    ended = death(report.traceback)
+    if ended is not None and ended.local_rank is not None:
+        own = re.findall(rb"^\[[A-Za-z_]*%d\]:.*\n?" % ended.local_rank, data, re.MULTILINE)
+        data = b"".join(own) or data
+    return data, report.type.rpartition(".")[2]
 
 
 def _only_a_step(line: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from orchestrator.logscan import launchers
 from orchestrator.logscan.clean import scrub
 
 MOST_CHARS, END_CHARS = 200, 75
@@ -72,7 +73,7 @@ def _said(line: str) -> str | None:
     elif len(left) <= BAR_CHARS and OTHER_BAR.match(left):
         return None
     text = left.strip(EDGES)
-    return text if WORD.search(text) else None
+    return text if WORD.search(text) and not launchers.OWN_LINE.match(text) else None
 
 
 def _letters(text: str) -> str:

@@ -12,6 +12,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
+from orchestrator.logscan import launchers
 from orchestrator.logscan.grammar import FIGURE
 from orchestrator.logscan.names import LOGGED, PREFIX_NAME
 from orchestrator.model import Finding
@@ -117,6 +118,8 @@ class Reader:
         self.strays = 0
         self._chain = self._chained = self._contiguous = self._blank = self._group = self._said = False
         self._sub: str | None = None
+        self._bars = 0
+        """Lines of `=` in a table of torchrun's, which is as long as there are ranks."""
 
     @property
     def expected(self) -> int:
@@ -237,8 +240,13 @@ class Reader:
         if self._blank:
             self.text.add("")
         self.text.add(body)
-        message = self.endings[-1][1]
-        if len(message) >= MESSAGE_LINES:
+        kind, message = self.endings[-1]
+        if launchers.is_group(kind):
+            self._said = self._said or len(message) >= MESSAGE_LINES
+            if self._bars == 2:
+                return "close"
+            self._bars += body.startswith(launchers.BANNER)
+        elif len(message) >= MESSAGE_LINES:
             return "close"
         if not self._said:
             message.append(body)
@@ -301,9 +309,12 @@ class Reader:
         for kind, message in endings:
             if merged:
                 text = f"{kind}: {message}\n({self.expected} tracebacks are interleaved here: no stack can be told)"
+            of_whom = launchers.death(text) if launchers.is_group(kind) else None
+            if of_whom is not None:  # which its first line, of `=`, does not say
+                message = f"{of_whom}\n{message}"
             finding = Finding(
                 type=kind, message=message, traceback=text, worker=worker, offset=self.start, at=now, hint=hint,
-                fingerprint=fingerprint(kind, message, [] if merged else self.frames),
+                fingerprint=fingerprint(kind, message, [] if merged or of_whom else self.frames),
                 before_first_step=before_first_step,
             )  # fmt: skip
             found.append(Complete(finding, [], self.followed))

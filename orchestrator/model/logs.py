@@ -38,13 +38,16 @@ class LastWords:
     """log: the last line that says something; program: what its own `ended` event gives as the error."""
     log: str | None = None
     """The log of the program's own that the line stands in; None: the run's."""
+    before: str | None = None
+    """The exception of a launcher that came after it, and only says that a process has failed."""
 
     @property
     def told(self) -> str:
         """`last line: tool: error: no such option: --foo`."""
         if self.by == "program":
             return f"by its own word: {self.text}"
-        return f"last line{f' of {self.log}' if self.log else ''}: {self.text}"
+        of, before = f" of {self.log}" if self.log else "", f" before {self.before}" if self.before else ""
+        return f"last line{of}{before}: {self.text}"
 
 
 @record

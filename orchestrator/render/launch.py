@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from orchestrator.health import headline
+from orchestrator.logscan.launchers import is_report
 from orchestrator.model import RUNGS, Evidence, Rung
 from orchestrator.plan import Plan
 from orchestrator.render.live import OnScreen
@@ -123,6 +124,8 @@ def _show_foreign(console: Console, result: Result, program: str) -> None:
 def _show_findings(console: Console, result: Result) -> None:
     error = result.verdict.error if result.verdict else None
     findings = result.probe.summary.findings if result.probe else []
+    if result.verdict and result.verdict.last_words and result.verdict.last_words.before:
+        findings = [one for one in findings if not is_report(one.type)]
     shown = error or (findings[0] if findings and not result.verified else None)
     if shown is not None:
         label = "the failure" if error else "an exception in the text (nothing is known to have ended with it)"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.health import SIGNALS, age, headline
+from orchestrator.health import age, headline
+from orchestrator.logscan.launchers import SIGNALS
 from orchestrator.model import Finding, ForeignLog, Worker
 from orchestrator.render.text import at_home, colour, count, line, named, number, one_line, size
 from orchestrator.timeline import Event

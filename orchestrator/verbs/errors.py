@@ -138,6 +138,8 @@ def kinds_of(answers: Sequence[log_errors.Result]) -> list[Kind]:
     kinds: dict[str, Kind] = {}
     for answer in answers:
         for judged in answer.found:
+            if log_errors.only_reports(judged, answer.verdict):
+                continue
             ahead_s = answer.probe.observed_at - time.time()
             first, last = judged.group.first.at - ahead_s, judged.group.last.at - ahead_s
             seen = Seen(result=answer, judged=judged, first_at=first, last_at=last)

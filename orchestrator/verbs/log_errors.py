@@ -11,6 +11,7 @@ from orchestrator import health
 from orchestrator.errors import NoAnswer
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import Target
+from orchestrator.logscan.launchers import is_report
 from orchestrator.model import Probe, Verdict
 from orchestrator.remote import understood
 from orchestrator.resolve import Run, resolve
@@ -126,9 +127,16 @@ def judged(group: Group, probe: Probe, verdict: Verdict) -> Judged:
             why = f"steps followed it, although the log says that {', '.join(group.down)} ended with it"
             return Judged(group=group, ended=None, why=why)
         return Judged(group=group, ended=None, why="steps followed it: a finding, no failure")
+    if is_report(group.type) and not verdict.live:
+        return Judged(group=group, ended=None, why=f"it only says that a process of the run has failed: {verdict.why}")
     if verdict.live:
         return Judged(group=group, ended=None, why="nothing has ended with it, and no step has followed it yet")
     return Judged(group=group, ended=None, why=f"no step followed it, but the run did not end with it: {verdict.state}")
+
+
+def only_reports(one: Judged, verdict: Verdict) -> bool:
+    """Whether it is a launcher's report of a failure for which the run has a better reason."""
+    return is_report(one.group.type) and one.ended is None and not one.group.followed and not verdict.live
 
 
 def _went_on(verdict: Verdict) -> bool:

@@ -139,6 +139,52 @@ while True:
         elsewhere.unlink(missing_ok=True)
 
 
+RANKS = '''
+import os, sys, time
+if "speak" in sys.argv:
+    print("steps follow", flush=True)
+if os.environ["RANK"] == "1":
+    print("tool: error: no such option: --foo", file=sys.stderr, flush=True)
+    sys.exit(2)
+time.sleep(600)
+'''
+
+
+@pytest.mark.parametrize("tee", [[], ["--tee", "3"]])
+def test_what_a_rank_said_that_ended_without_an_exception_is_told_and_not_its_launchers(
+    specctl: Specctl, tee: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    (specctl.project / "ranks.py").write_text(RANKS)
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *tee, "ranks.py"]
+    done = specctl.launch("--", *torchrun, *(["speak"] if tee else []), OMP_NUM_THREADS="1")
+    words = f"last line before ChildFailedError: {'[default1]:' if tee else ''}tool: error: no such option: --foo"
+    row = specctl.status(done.json["run_id"])
+    assert row["why"] == f"exit code 1 (rank 1 ended with exit code 2); {words}"
+    found = specctl("errors", done.json["run_id"], "--json").json
+    assert [one["last_words"]["text"] for one in found["without_exception"]] == [words.partition(": ")[2]]
+    assert found["errors"] == []
+
+
+def test_a_rank_that_is_killed_is_what_ended_the_run_and_not_what_that_broke(specctl: Specctl) -> None:
+    pytest.importorskip("torch")
+    (specctl.project / "ranks.py").write_text('''
+import os, signal, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(1, 100000):
+    print(f"step {step} | loss: {5 / step:.4f} | 120 tok/s", flush=True)
+    if step == 4 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+''')
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py"]
+    done = specctl.launch("--", *torchrun, OMP_NUM_THREADS="1")
+    row = specctl.status(done.json["run_id"])
+    assert row["why"].endswith(": ChildFailedError: rank 1 was killed by SIGKILL"), row["why"]
+
+
 def test_torchrun_whose_rank_dies_ends_with_what_the_rank_said(specctl: Specctl) -> None:
     pytest.importorskip("torch")
     (specctl.project / "ddp.py").write_text("""

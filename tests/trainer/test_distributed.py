@@ -55,6 +55,17 @@ def otherwise(self):
     return {**original(self), "seed": os.environ["RANK"]}
 trainer.config.Config.what_a_resume_must_keep = otherwise
 """
+REFUSE = """
+import os, trainer.train, trainer.distributed.reporting
+from trainer.config import ConfigError
+trainer.distributed.reporting.OTHERS_REFUSE_S = {wait_s}
+original = trainer.train.load_rows
+def refuse(*given, **more):
+    if os.environ["RANK"] in {ranks!r}:
+        raise ConfigError("data.paths: planted")
+    return original(*given, **more)
+trainer.train.load_rows = refuse
+"""
 SPOIL = """
 import os, trainer.model.target
 original = trainer.model.target.Target.features
@@ -224,6 +235,17 @@ def test_who_hangs_in_another_process_is_in_the_log_of_that_process(run: Run, tm
     stacks = {event["worker"]: event["stacks"] for event in events(tmp_path / "run", "no_progress")}
     assert "hang_in_one_process" in stacks["drafter-1"]["drafter-1"]
     assert [event["type"] for event in events(tmp_path / "run", "exception")] == ["trainer.watchdog.NoProgress"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wait_s", "said"),
+    [("01", 600.0, "trainer: data.paths: planted\n"), ("1", 0.1, "trainer: process 1: data.paths: planted\n")],
+)
+def test_a_refusal_is_said_once_whoever_finds_the_reason(
+    run: Run, tmp_path: Path, ranks: str, wait_s: float, said: str
+) -> None:
+    out = run(tmp_path / "run", 2, planted=REFUSE.format(ranks=ranks, wait_s=wait_s), expect=1)
+    assert said in out and out.count("data.paths: planted") == 1, out
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from orchestrator import unexplained
 from orchestrator.agent.merge import merge
 from orchestrator.health import judge, missing, rung
 from orchestrator.logscan import Scanner
@@ -16,6 +17,7 @@ from orchestrator.model import (
     GpuClaim,
     Heartbeat,
     InLine,
+    LastWords,
     LogFile,
     LogSummary,
     Obstacle,
@@ -613,7 +615,53 @@ def test_a_launchers_report_is_not_the_cause_the_rank_it_names_is():
 
 def test_a_rank_that_was_killed_has_no_words_but_the_launchers():
     verdict = judge(ended(read((20, "step=1 loss=2\n" + CHILD_FAILED.format(-9)), ended=True), code=1))
-    assert verdict.why == "exit code 1: ChildFailedError: rank 1 ended with SIGKILL"
+    assert verdict.why == "exit code 1: ChildFailedError: rank 1 was killed by SIGKILL"
+
+
+def failures(*found):
+    """torchrun's table, in which the last is the root cause."""
+    *others, root = [
+        f"[{rank}]:\n  time      : x\n  host      : localhost\n  rank      : {rank} (local_rank: {rank})\n"
+        f"  exitcode  : {code} (pid: 9616)\n  error_file: <N/A>\n  traceback : To enable traceback see: https://x"
+        for rank, code in found
+    ]
+    head, _, tail = CHILD_FAILED.partition("Root Cause")
+    cause, _, _ = tail.partition("[0]:")
+    return f"{head}Failures:\n{chr(10).join(others)}\n{'-' * 60}\nRoot Cause{cause}{root}\n{'=' * 60}\n"
+
+
+def test_a_rank_that_was_killed_is_the_cause_of_what_broke_at_the_others():
+    broken = "Exception in thread drafter-0:\n" + TRACEBACK + "RuntimeError: Connection reset by peer\n"
+    probe = ended(read((20, "step=1 loss=2\n" + broken + failures((1, -9), (0, 1))), ended=True), code=1)
+    verdict = judge(probe)
+    assert verdict.why == "exit code 1: ChildFailedError: rank 1 was killed by SIGKILL"
+    memory = judge(dataclasses.replace(probe, exit=dataclasses.replace(probe.exit, oom_kills=1)))
+    assert (memory.state, memory.why) == ("KILLED", f"{verdict.why}, for memory (1 killed)")
+    ended_by_torchrun = judge(ended(read((20, broken + failures((1, -15), (0, 1))), ended=True), code=1))
+    assert ended_by_torchrun.error.type == "RuntimeError"
+
+
+def test_of_many_ranks_the_table_is_read_to_its_end():
+    table = failures(*((rank, 1) for rank in range(63)), (63, -11))
+    verdict = judge(ended(read((20, "step=1 loss=2\n" + table), ended=True), code=1))
+    assert verdict.why == "exit code 1: ChildFailedError: rank 63 was killed by SIGSEGV"
+
+
+def test_a_rank_that_died_of_its_own_fault_may_have_said_so():
+    fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n\n"
+    text = "step=1 loss=2\n" + fatal + TRACEBACK + "RuntimeError: closed\n" + failures((0, 1), (1, -11))
+    assert judge(ended(read((20, text), ended=True), code=1)).error.type == "Fatal Python error"
+
+
+def test_what_a_rank_said_comes_before_what_its_launcher_says():
+    said = LastWords(text="tool: no such option", before="ChildFailedError")
+    probe = ended(read((20, failures((0, 2), (1, 2))), ended=True), code=1)
+    ending = dataclasses.replace(probe.exit, last_words=said, nonce=probe.nonce)
+    verdict = judge(dataclasses.replace(probe, exit=ending))
+    assert verdict.error is None and verdict.last_words == said
+    how = "exit code 1 (rank 1 ended with exit code 2)"
+    assert verdict.why == f"{how}; last line before ChildFailedError: tool: no such option"
+    assert unexplained.of(probe, verdict).text == how
 
 
 def test_what_a_script_says_of_the_command_that_failed_is_not_the_cause():

@@ -6,16 +6,28 @@ were; the run's own lines, phases, heartbeat, checkpoints and trackers come from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.distributed.ranks import Ranks
-from trainer.report.console import PlainConsole, worker_lines
+from trainer.report.console import PlainConsole, complain, worker_lines
 from trainer.report.records import RunIdentity
 from trainer.report.reporter import Reporter, RunStep, stacks_told
 from trainer.sections import TrackingConfig
 
 OF_WORKERS = {"worker_up", "worker_down", "exception", "no_progress", "no_graphs"}
+OTHERS_REFUSE_S = 8.0
+"""What is wrong is mostly found by all alike, and then said once: torchrun ends the others meanwhile."""
+
+
+def refuse(line: str, ranks: Ranks | None) -> None:
+    """Say why this process does not train; if it is not the one that speaks for its machine, only when that one has
+    found nothing wrong, which would have ended both."""
+    if ranks is not None and not ranks.speaks_here:
+        time.sleep(OTHERS_REFUSE_S)
+        line = f"process {ranks.rank}: {line}"
+    complain(line)
 
 
 def reporter_for(identity: RunIdentity, ranks: Ranks | None) -> Reporter:
@@ -36,7 +48,6 @@ class LeadingReporter(Reporter):
         """Every process may find out what is wrong with a worker; the one whose it is tells of it."""
         if worker is None or worker.endswith(f"-{self.ranks.rank}"):
             super().exception(worker, error, **where)
-
 
     def last_words(self, stopped: bool, code: int) -> None:
         """Nothing of how the run ended: torchrun tells all to stop when a user does, and when another process has
