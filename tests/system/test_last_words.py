@@ -124,7 +124,8 @@ def test_errors_lists_failures_without_an_exception_and_counts_them_apart(
     assert set(found) == {run_id for case, run_id in ids.items() if case not in ("well", "raises", "option")}
     again = found[ids["again"]]
     assert [one["run_id"] for one in again["runs"]] == [ids["again"], ids["option"]] and again["how"] == "exit code 2"
-    assert again["last_words"] == {"text": "tool: error: no such option: --foo", "by": "log", "log": None}
+    said = {"text": "tool: error: no such option: --foo", "by": "log", "log": None, "before": None}
+    assert again["last_words"] == said
     assert found[ids["silent"]]["last_words"] is None and found[ids["term"]]["how"] == "SIGTERM"
     assert "1 exception, 1 different, in 12 runs; 10 runs ended badly without one" in specctl("errors").err
     alone = specctl("errors", ids["silent"], ids["option"], ids["again"])
