@@ -260,7 +260,8 @@ class Replica:
         self._note(self._slots_2k, slots_2k)
         self._own_norm.copy_(self.flat.norm())
         doubt = self._own_norm * 0
-        self._doubt_1.copy_(doubt if self._alpha is None else doubt / self.flat.weight)
+        # Not `flat.weight`, to which others may have been added by now.
+        self._doubt_1.copy_(doubt if self._alpha is None else doubt / self._weight)
 
     def _note(self, total: Tensor, own: Tensor) -> None:
         total.copy_(total + own if self.flat.adds else own)
