@@ -92,7 +92,7 @@ class Decoding:
         self.target, self.max_tokens, self._asked = target, max_tokens, compiled
         self.prompts = [prompt.ids for prompt in prompts]
         self._plain = self._engine(None)
-        self.compiled, self.preparing_s = self._plain.compiled, self._plain.preparing_s
+        self.compiled, self.preparing_s = self._plain.rounds.compiled, self._plain.rounds.preparing_s
 
     def _engine(self, drafter: BlockDrafter | None) -> Engine:
         engine = engine_for(
@@ -108,9 +108,9 @@ class Decoding:
     def drafted(self, drafter: BlockDrafter) -> tuple[Generated, float]:
         """And how long it took to compile and record its rounds, in seconds."""
         engine = self._engine(drafter)
-        if engine.compiled != self.compiled:
+        if engine.rounds.compiled != self.compiled:
             raise ConfigError("torch compiles rounds with a drafter or without one, and not both; see --compile off")
-        return run(engine, self.prompts, max_tokens=self.max_tokens), engine.preparing_s
+        return run(engine, self.prompts, max_tokens=self.max_tokens), engine.rounds.preparing_s
 
 
 def drafters(paths: Sequence[Path], *, last: bool) -> Iterator[tuple[str, int | None, Path, float | None]]:

@@ -68,7 +68,7 @@ def test_graphs_write_what_the_same_kernels_write_one_by_one(
                    stop_ids=end_ids(found.target), graphs=graphs, compiled=False, say=pytest.fail)
         for graphs in (True, False)
     ]  # fmt: skip
-    assert [engine.recorded for engine in engines] == [True, False] and len(engines[0].lengths) > 1
+    assert [engine.rounds.recorded for engine in engines] == [True, False] and len(engines[0].lengths) > 1
     recorded, plain = (run(engine, prompts, max_tokens=32, seed=1) for engine in engines)
     assert texts(recorded) == texts(plain)
     # And again in the same memory, which holds what was there before.
@@ -106,7 +106,7 @@ def test_compiled_rounds_write_what_they_write_uncompiled_up_to_ties(
                    stop_ids=end_ids(found.target), compiled=compiled, say=pytest.fail)
         for compiled in (True, False)
     ]  # fmt: skip
-    assert [engine.compiled for engine in engines] == [True, False]
+    assert [engine.rounds.compiled for engine in engines] == [True, False]
     ours, theirs = (run(engine, prompts, max_tokens=32) for engine in engines)
     differences = [
         parity.first_difference(found.target, one.prompt, one.tokens, other.tokens)
@@ -143,8 +143,8 @@ def test_what_torch_cannot_compile_is_recorded_as_it_is_and_said(taught_run: Pat
     def texts_with(say: Any) -> tuple[bool, list[list[int]]]:
         engine = engine_for(found.target, found.block_drafter, prompts, max_tokens=16, batch_size=4, sampling=None,
                             stop_ids=end_ids(found.target), say=say)  # fmt: skip
-        assert engine.recorded
-        return engine.compiled, texts(run(engine, prompts, max_tokens=16))
+        assert engine.rounds.recorded
+        return engine.rounds.compiled, texts(run(engine, prompts, max_tokens=16))
 
     compiled, expected = texts_with(pytest.fail)
     assert compiled
@@ -164,7 +164,7 @@ def test_a_training_evaluates_with_graphs_beside_its_own(
     settings["drafter"] |= {"heads": 4, "kv_heads": 2, "head_dim": 64, "block_size": 8}
     settings["evaluation"] = {"paths": [str(taught_run / "held-out.jsonl")], "max_tokens": 32}
     training = train(settings)
-    assert training.evaluations._engine.recorded
+    assert training.evaluations._engine.rounds.recorded
     assert [one["step"] for one in events(tmp_path / "out", "evaluation")] == [5, 10, 15, 20]
     found = loaded.load(tmp_path / "out", target=None, device=torch.device("cuda:0"), say=lambda line: None)
     made = generate(found.target, found.block_drafter, training.evaluations._prompts, max_tokens=32, batch_size=8)

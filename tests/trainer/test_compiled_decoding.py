@@ -54,8 +54,8 @@ def graphs() -> int:
 
 def texts(target: Any, drafter: BlockDrafter | None, way: AsWritten, *, max_tokens: int = 32) -> list[list[int]]:
     engine = Engine(target, drafter, rows=3, capacity=180, stop_ids=end_ids(target))
-    with engine.way(way):
-        made = run(engine, PROMPTS, max_tokens=max_tokens)
+    engine.rounds.way = way
+    made = run(engine, PROMPTS, max_tokens=max_tokens)
     assert engine.lengths == [128, 184]
     return [one.tokens for one in made.continuations]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainer.model.remembering import numbered
 from trainer.model.target import compiling, decoder_layers, layers_compiled
 
 
@@ -38,7 +39,7 @@ class Compiled(AsWritten):
     backend: str = "inductor"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        with compiling():
+        with compiling(), numbered():
             return _compiled(function, self.backend)(*args)
 
     def layers_of(self, model: Any) -> contextlib.AbstractContextManager[Any]:

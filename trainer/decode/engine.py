@@ -14,8 +14,7 @@ C capacity.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.config import ConfigError
-from trainer.decode.compiling import AsWritten, Compiled
+from trainer.decode.compiling import AsWritten
 from trainer.decode.drafting import Drafting
 from trainer.decode.memory import GoingOn, Memory, Reading, through
+from trainer.decode.rounds import Rounds
 from trainer.decode.sampling import Sampling, draw, end_of_greedy_round, end_of_round, keep_sampled
-from trainer.graphs import Graphs
 from trainer.model.blocks import bring, generator_for
 from trainer.model.drafter import Drafter, FrozenEnds
 from trainer.model.target import Target, decoder_layers
@@ -124,11 +123,7 @@ class Engine:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # which has filled what is there
-        self._graphs = Graphs(self._stream) if self._stream is not None and graphs else None
-        self._way = AsWritten()
-        self._compiles = compiled
-        self.preparing_s = 0.0
-        """What is compiled and recorded took so long."""
+        self.rounds = Rounds(self.lengths, self._stream, graphs=graphs, compiled=compiled)
         self._anchors = [0] * rows
         """As the host knows them."""
         self._under_way = 0
@@ -144,58 +139,11 @@ class Engine:
             lengths.append(2 * lengths[-1])
         return [*lengths[:-1], self.capacity]
 
-    @property
-    def recorded(self) -> bool:
-        """Whether rounds are launched as CUDA graphs."""
-        return self._graphs is not None and all(length in self._graphs for length in self.lengths)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether these were compiled."""
-        return self.recorded and self._compiles
-
     def prepare(self) -> list[str]:
-        """Record the rounds for all lengths of context, while no row is in use; on the CPU there is nothing to do.
-        Returns what torch cannot, and why, if so: rounds are then slower. Compiles, so that it belongs on the main
-        thread while no other runs."""
-        started, said = time.perf_counter(), []
-        if self._graphs is not None and self._compiles:
-            try:
-                with self.way(Compiled()):
-                    self._record(self._graphs)
-            except Exception as error:  # whatever torch makes of a model that it has never seen
-                self._compiles = False
-                self._graphs.clear()
-                said.append(f"rounds are not compiled, slower: {_reason(error)}")
-        if self._graphs is not None and not self._compiles:
-            said += self._record_as_written(self._graphs)
-        self.preparing_s = time.perf_counter() - started
-        return said
-
-    def _record_as_written(self, graphs: Graphs) -> list[str]:
-        try:
-            self._record(graphs)
-        except (RuntimeError, torch.AcceleratorError) as error:
-            self._graphs = None
-            return [f"no CUDA graphs, every kernel is launched by itself, much slower: {_reason(error)}"]
-        return []
-
-    def _record(self, graphs: Graphs) -> None:
-        for length in self.lengths:
-            with self.stream():
-                # Libraries make their workspaces at the first call; rows that are done stay as they are.
-                self._work(length)
-                graphs.record(length, {}, lambda _inputs, length=length: self._work(length))
-        torch.cuda.synchronize(self.target.device)
-
-    @contextlib.contextmanager
-    def way(self, way: AsWritten) -> Iterator[None]:
-        """Inside, rounds that were not recorded run this way."""
-        was, self._way = self._way, way
-        try:
-            yield
-        finally:
-            self._way = was
+        """Compile and record the rounds, while no row is in use and, since that compiles, no other thread runs; on the
+        CPU there is nothing to do. Returns what torch cannot, and why, if so: rounds are then slower."""
+        with self.stream():  # rows that are done stay as they are
+            return self.rounds.prepare(self._work)
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """What is done with what the rounds read belongs inside: their own stream, where there are streams."""
@@ -274,10 +222,7 @@ class Engine:
         needed = max(self._anchors[row] for row in active) + self._under_way * self.block_size
         length = next(length for length in self.lengths if length >= min(needed, self.capacity))
         with self.stream():
-            if self._graphs is not None and length in self._graphs:
-                made_Bn = self._graphs.launch(length, {})
-            else:
-                made_Bn = self._work(length)
+            made_Bn = self.rounds.launch(length, self._work)
             if self._stream is None:
                 return Launched(made_Bn=made_Bn, done=None)
             # The next round writes where this one has written.
@@ -302,9 +247,9 @@ class Engine:
             self._done_B.index_fill_(0, bring(torch.tensor(rows), self.target.device), True)
 
     @torch.no_grad()
-    def _work(self, length: int) -> Tensor:
+    def _work(self, length: int, way: AsWritten) -> Tensor:
         """[B, K+3]: tokens, and of each row how many count, how many of them were drafted, and whether one ended it."""
-        way, anchors_B = self._way, self._anchors_B
+        anchors_B = self._anchors_B
         positions_BK = anchors_B[:, None] + self._slot_K
         token_B = self._ids_BC.gather(1, anchors_B[:, None]).squeeze(1)
         uniform_Bn = None
@@ -312,7 +257,7 @@ class Engine:
             uniform_Bn = self._uniform_BRn[self._every_B, self._rounds_B.clamp(max=self._uniform_BRn.shape[1] - 1)]
 
         rope = self._drafting and self._drafting.rope(positions_BK, way=way)
-        draft_Bk, drafted_BkV = self._draft(token_B, rope, positions_BK, length, uniform_Bn)
+        draft_Bk, drafted_BkV = self._draft(token_B, rope, positions_BK, length, uniform_Bn, way)
         block_BK = torch.cat((token_B[:, None], draft_Bk), dim=1)
         with through(GoingOn(self._memory, positions_BK, length)), way.layers_of(self.target.model):
             hidden_BKH, features_BKF = self.target.run({"input_ids": block_BK, "position_ids": positions_BK})
@@ -336,18 +281,14 @@ class Engine:
             kept.copy_(now)
         return made_Bn
 
-    def _draft(self, token_B: Tensor, rope: Any, positions_BK: Tensor, length: int, uniform_Bn: Tensor | None
-               ) -> tuple[Tensor, Any]:  # fmt: skip
+    def _draft(self, token_B: Tensor, rope: Any, positions_BK: Tensor, length: int, uniform_Bn: Tensor | None,
+               way: AsWritten) -> tuple[Tensor, Any]:  # fmt: skip
         """The tokens behind a block's first [B, K-1], and the distributions they were drawn from, if they were."""
         if self._drafting is None:
             drafted = self.target.ends.head_VH.new_zeros(self.rows, 0, self.target.ends.head_VH.shape[0])
             return token_B.new_zeros(self.rows, 0), drafted.float()
-        logits_BkV = self._drafting.propose(token_B, rope, positions_BK, length, way=self._way)
+        logits_BkV = self._drafting.propose(token_B, rope, positions_BK, length, way=way)
         if uniform_Bn is None:
             return logits_BkV.argmax(dim=-1), None
         drafted_BkV = self.sampling.probabilities(logits_BkV)
         return draw(drafted_BkV, uniform_Bn[:, : self.block_size - 1]), drafted_BkV
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -40,7 +40,7 @@ def evaluate(loaded: Loaded, prompts: Sequence[Prompt], *, max_tokens: int, batc
         }  # fmt: skip
 
     ways = both(compiled=compiled)
-    if len({engine.compiled for engine in ways.values()}) > 1:
+    if len({engine.rounds.compiled for engine in ways.values()}) > 1:
         say("torch compiles only one of the two ways: both are measured without")
         ways = both(compiled=False)
     for engine in ways.values():
@@ -70,9 +70,9 @@ def evaluate(loaded: Loaded, prompts: Sequence[Prompt], *, max_tokens: int, batc
         "max_tokens": max_tokens,
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
         "seed": seed,
-        "graphs": all(engine.recorded for engine in ways.values()),
-        "compiled": ways["drafted"].compiled,
-        "preparing_s": {name: engine.preparing_s for name, engine in ways.items()},
+        "graphs": all(engine.rounds.recorded for engine in ways.values()),
+        "compiled": ways["drafted"].rounds.compiled,
+        "preparing_s": {name: engine.rounds.preparing_s for name, engine in ways.items()},
         "tau_is": DEFINITION,
         "tie_is": parity.RULE,
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},

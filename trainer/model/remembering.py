@@ -30,7 +30,8 @@ class _Here(threading.local):
     layer: int = 0
     """That is being computed."""
     numbered: bool = False
-    """Whether somebody outside says which layer that is; else the layer itself does."""
+    """Whether somebody outside says which layer that is; else the layer itself does, by what compiled code would be
+    one layer's own."""
 
 
 here = _Here()
@@ -49,12 +50,12 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbered() -> Iterator[None]:
-    """Inside, `run_layer` is how layers are run."""
-    here.numbered = True
+    """Inside, `run_layer` is how layers are run, and their attention is a kernel of its own."""
+    was, here.numbered = here.numbered, True
     try:
         yield
     finally:
-        here.numbered = False
+        here.numbered = was
 
 
 def run_layer(number: int, layer: Any, *args: Any, **options: Any) -> Any:
@@ -65,13 +66,19 @@ def run_layer(number: int, layer: Any, *args: Any, **options: Any) -> Any:
 
 def attend(query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None = None) -> Tensor:
     """Attention [B, T, H, D] of the layer that is being computed, through the memory that is lent."""
-    return _attend(query_BHTD.contiguous(), torch.stack((key_BGTD, value_BGTD)), scale)
+    query_BHTD, kv_2BGTD = query_BHTD.contiguous(), torch.stack((key_BGTD, value_BGTD))
+    found: Tensor = (_attend if here.numbered else _through_memory)(query_BHTD, kv_2BGTD, scale)
+    return found
+
+
+def _through_memory(query_BHTD: Tensor, kv_2BGTD: Tensor, scale: float | None) -> Tensor:
+    assert here.memory is not None
+    return here.memory.attend(here.layer, query_BHTD, kv_2BGTD, scale=scale)
 
 
 @torch.library.custom_op("trainer::attend", mutates_args=(), schema="(Tensor query, Tensor kv, float? scale) -> Tensor")
 def _attend(query: Tensor, kv: Tensor, scale: float | None) -> Tensor:
-    assert here.memory is not None
-    return here.memory.attend(here.layer, query, kv, scale=scale)
+    return _through_memory(query, kv, scale)
 
 
 @_attend.register_fake

@@ -107,9 +107,9 @@ class Author:
             sampling=Sampling(temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k), stop_ids=stop_ids,
             compiled=self.config.compile != "off",
         ), self._say)  # fmt: skip
-        if engine.recorded:
-            how = "compiled and recorded" if engine.compiled else "recorded"
-            self._say(f"rounds of {engine.rows} rows are {how}: seconds={engine.preparing_s:.1f}")
+        if engine.rounds.recorded:
+            how = "compiled and recorded" if engine.rounds.compiled else "recorded"
+            self._say(f"rounds of {engine.rows} rows are {how}: seconds={engine.rounds.preparing_s:.1f}")
         return engine
 
     def _run(self, engine: Engine, what: str, prompts: Sequence[list[int]], drawn: DrawnConfig,

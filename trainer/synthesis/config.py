@@ -89,8 +89,9 @@ class SynthesisConfig(Model):
     batch_size: Size = 64
     """Conversations that are written side by side."""
     compile: Literal["auto", "off"] = "auto"
-    """auto: what a GPU does for one token is compiled before it is recorded as a CUDA graph, which takes seconds, and
-    rounds otherwise. off: it is recorded as transformers runs it."""
+    """auto: what a GPU does for one token is compiled before it is recorded as a CUDA graph, which takes seconds; texts
+    may go another way at a tie. Compiled code is kept where TORCHINDUCTOR_CACHE_DIR says, else in `compile-cache`
+    beside `output_dir`. off: it is recorded as transformers runs it."""
     question: DrawnConfig = DrawnConfig()
     """How the user's turn is drawn."""
     answer: AnswerConfig = AnswerConfig()

@@ -44,6 +44,8 @@ def write(config: SynthesisConfig, verb: str, *, say: Say, complain: Say) -> int
     device = device_for(None if config.device == "auto" else config.device)
     found = _sources(config)
     say("phase=load_target")
+    if device.type == "cuda" and config.compile != "off":  # where a training looks for it too
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept.kept_folder(directory, "compile-cache", os.environ)))
     target = load_target(
         TargetConfig(path=config.target.path, dtype=config.target.dtype, layer_ids=[0]), device
     )  # fmt: skip
