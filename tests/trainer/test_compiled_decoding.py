@@ -24,6 +24,7 @@ from trainer.decode.compiling import AsWritten, Compiled
 from trainer.decode.engine import BlockDrafter, Engine
 from trainer.decode.generate import end_ids, run
 from trainer.decode.loaded import Loaded
+from trainer.decode.sampling import Sampling
 from trainer.model.drafter import Drafter
 from trainer.model.target import decoder_layers, load_target, shape_for
 
@@ -52,8 +53,9 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def texts(target: Any, drafter: BlockDrafter | None, way: AsWritten, *, max_tokens: int = 32) -> list[list[int]]:
-    engine = Engine(target, drafter, rows=3, capacity=180, stop_ids=end_ids(target))
+def texts(target: Any, drafter: BlockDrafter | None, way: AsWritten, *, max_tokens: int = 32,
+          sampling: Sampling = Sampling()) -> list[list[int]]:  # fmt: skip
+    engine = Engine(target, drafter, rows=3, capacity=180, stop_ids=end_ids(target), sampling=sampling)
     engine.rounds.way = way
     made = run(engine, PROMPTS, max_tokens=max_tokens)
     assert engine.lengths == [128, 184]
@@ -72,6 +74,14 @@ def test_each_function_of_a_round_is_compiled_once_for_all_layers_and_lengths_of
     assert texts(trained.target, drafter, TRACED) == expected
     assert graphs() == before + functions
     assert not any("forward" in vars(layer) for layer in decoder_layers(trained.target.model))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_drawn_texts_are_the_same_too(trained: Loaded, drafted: bool) -> None:
+    drafter, drawn = trained.block_drafter if drafted else None, Sampling(temperature=0.9, top_k=20)
+    expected = texts(trained.target, drafter, AsWritten(), sampling=drawn)
+    assert texts(trained.target, drafter, TRACED, sampling=drawn) == expected
+    assert texts(trained.target, drafter, AsWritten()) != expected
 
 
 def test_the_code_that_torch_generates_writes_the_same_texts(trained: Loaded) -> None:
@@ -115,5 +125,15 @@ def test_a_target_that_numbers_its_layers_otherwise_is_not_compiled(tiny_target:
         layer.self_attn.layer_idx = 5 - layer.self_attn.layer_idx
     expected = texts(target, None, AsWritten())
     with pytest.raises(RuntimeError, match="LlamaForCausalLM numbers its layers in a way of its own"):
+        texts(target, None, TRACED)
+    assert texts(target, None, AsWritten()) == expected
+
+
+def test_what_torch_cannot_compile_whole_is_an_error_and_the_target_stays_as_it_was(tiny_target: Path) -> None:
+    target = load_target(TargetConfig(path=str(tiny_target), dtype="float32", captured_layers=1), CPU)
+    expected = texts(target, None, AsWritten())
+    for layer in decoder_layers(target.model):
+        layer.mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    with pytest.raises(torch._dynamo.exc.Unsupported):
         texts(target, None, TRACED)
     assert texts(target, None, AsWritten()) == expected

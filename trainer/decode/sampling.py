@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.sections import LEAST_TEMPERATURE, MOST_TEMPERATURE
@@ -67,7 +68,8 @@ def keep_greedy(draft_Bk: Tensor, said_BK: Tensor) -> tuple[Tensor, Tensor]:
     """How many drafted tokens stay [B], and what the target says next [B]: a token stays where all before it did, and
     it is what the target would have said. `draft_Bk` has the K-1 tokens behind the block's first, `said_BK` the most
     probable one at each place."""
-    kept_B = (draft_Bk == said_BK[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+    # Behind the last slot nothing was drafted.
+    kept_B = _first(F.pad(draft_Bk != said_BK[:, :-1], (0, 1), value=True))
     return kept_B, said_BK.gather(1, kept_B[:, None]).squeeze(1)
 
 
@@ -95,12 +97,9 @@ def end_of_round(block_BK: Tensor, kept_B: Tensor, next_B: Tensor, stops: Tensor
     """What a round came to (see `Engine._work`), and where its rows are then: anchors, rounds, and which are done."""
     slot_K = torch.arange(block_BK.shape[1], device=block_BK.device)
     said_BK = torch.where(slot_K == kept_B[:, None], next_B[:, None], block_BK.roll(-1, dims=1))
-    inside_BK = slot_K <= kept_B[:, None]
-    stops_BK = (said_BK[:, :, None] == stops).any(dim=2) & inside_BK
-    ended_B = stops_BK.any(dim=1)
-    # Up to the first of them: before it none has come.
-    open_BK = (stops_BK.long().cumsum(dim=1) - stops_BK.long()) == 0
-    count_B = (inside_BK & open_BK).sum(dim=1)
+    stop_B = _first((said_BK[:, :, None] == stops).any(dim=2))
+    ended_B = stop_B <= kept_B
+    count_B = torch.minimum(kept_B, stop_B) + 1
     kept_B = torch.minimum(kept_B, count_B)
     count_B = count_B * ~done_B
     # As many tokens as are asked for have room; what a last block has beyond them is not kept.
@@ -112,3 +111,9 @@ def end_of_round(block_BK: Tensor, kept_B: Tensor, next_B: Tensor, stops: Tensor
 def end_of_greedy_round(block_BK: Tensor, said_BK: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same where the target would have said `said_BK`."""
     return end_of_round(block_BK, *keep_greedy(block_BK[:, 1:], said_BK), *rows)
+
+
+def _first(true_BK: Tensor) -> Tensor:
+    """The first place [B] where it is true; K where it is nowhere."""
+    place_K = torch.arange(true_BK.shape[1], device=true_BK.device)
+    return torch.where(true_BK, place_K, len(place_K)).amin(dim=1)
