@@ -65,7 +65,7 @@ def test_graphs_write_what_the_same_kernels_write_one_by_one(
     drafter, prompts = (found.block_drafter if drafted else None), prompts_for(found.target, 40)
     engines = [
         engine_for(found.target, drafter, prompts, max_tokens=32, batch_size=8, sampling=sampling,
-                   stop_ids=end_ids(found.target), graphs=graphs, compiled=False, say=pytest.fail)
+                   stop_ids=end_ids(found.target), graphs=graphs, say=pytest.fail)
         for graphs in (True, False)
     ]  # fmt: skip
     assert [engine.rounds.recorded for engine in engines] == [True, False] and len(engines[0].lengths) > 1
@@ -142,7 +142,7 @@ def test_what_torch_cannot_compile_is_recorded_as_it_is_and_said(taught_run: Pat
 
     def texts_with(say: Any) -> tuple[bool, list[list[int]]]:
         engine = engine_for(found.target, found.block_drafter, prompts, max_tokens=16, batch_size=4, sampling=None,
-                            stop_ids=end_ids(found.target), say=say)  # fmt: skip
+                            stop_ids=end_ids(found.target), compiled=True, say=say)  # fmt: skip
         assert engine.rounds.recorded
         return engine.rounds.compiled, texts(run(engine, prompts, max_tokens=16))
 

@@ -1,8 +1,8 @@
 """What of a round is compiled where it is recorded as a CUDA graph: all that does not depend on the context's length.
 
-Left to itself a round is some 1,300 kernels of a few microseconds each, and its time is that of their number. Compiled
-are the target's decoder layers, the drafter's, and the arithmetic around them; each once for a shape [rows, slots],
-whatever the layer and the length of the context, since attention is one kernel to the compiler
+Left to itself a round of a small target is a thousand kernels and more of a few microseconds each, and its time is that
+of their number. Compiled are the target's decoder layers, the drafter's, and the arithmetic around them; each once for
+a shape [rows, slots], whatever the layer and the length of the context, since attention is one kernel to the compiler
 (`model/remembering.py`). What is drawn stays as it is: a sort of the vocabulary takes longer than what surrounds it.
 """
 

@@ -73,11 +73,12 @@ class Engine:
     """`rows` rows of `capacity` tokens at most, block included. Raises `ConfigError` for a target that cannot be
     decoded this way.
 
-    `graphs`: on CUDA, whether rounds are recorded (`prepare`); `compiled`: what is recorded is compiled for it."""
+    `graphs`: on CUDA, whether rounds are recorded (`prepare`); `compiled`: and compiled for that, which takes
+    seconds and pays from some thousand rounds on."""
 
     def __init__(self, target: Target, block_drafter: BlockDrafter | None, *, rows: int, capacity: int,
                  sampling: Sampling | None = None, stop_ids: Iterable[int] = (), graphs: bool = True,
-                 compiled: bool = True) -> None:  # fmt: skip
+                 compiled: bool = False) -> None:  # fmt: skip
         if not target.masks_itself:
             raise ConfigError(
                 f"target.path: {type(target.model).__name__} attends in a way of its own (a sliding window, or chunks),"

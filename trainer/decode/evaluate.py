@@ -27,7 +27,7 @@ ALL = "all"
 
 
 def evaluate(loaded: Loaded, prompts: Sequence[Prompt], *, max_tokens: int, batch_size: int, sampling: Sampling,
-             seed: int, compiled: bool = True, say: Say) -> dict[str, Any]:  # fmt: skip
+             seed: int, compiled: bool = False, say: Say) -> dict[str, Any]:  # fmt: skip
     """What was found, as plain data: for all prompts and by category; see docs/decoding.md for what is what."""
     target = loaded.target
     ids = [prompt.ids for prompt in prompts]

@@ -66,10 +66,10 @@ class Generated:
 def generate(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
              batch_size: int = 1, sampling: Sampling | None = None, seed: int = 0,
              stop_ids: Iterable[int] | None = None, on_tokens: OnTokens | None = None, graphs: bool = True,
-             compiled: bool = True, say: Say = lambda line: None) -> Generated:  # fmt: skip
+             compiled: bool = False, say: Say = lambda line: None) -> Generated:  # fmt: skip
     """Up to `max_tokens` tokens behind each of `prompts`, which are token ids; by the target alone without
     `block_drafter`. `stop_ids` end a text; left out, the target's own end tokens. `graphs` and `compiled` as of an
-    `Engine`: compiling takes seconds, so that for little to write it does not pay. Raises `ConfigError` for a target
+    `Engine`. Raises `ConfigError` for a target
     that cannot be decoded this way, `ValueError` for a prompt without a token."""
     if not prompts:
         return Generated(continuations=[], reading_s=0.0, decoding_s=0.0)
@@ -82,7 +82,7 @@ def generate(target: Target, block_drafter: BlockDrafter | None, prompts: Sequen
 
 def engine_for(target: Target, block_drafter: BlockDrafter | None, prompts: Sequence[Sequence[int]], *, max_tokens: int,
                batch_size: int, sampling: Sampling | None, stop_ids: Iterable[int], graphs: bool = True,
-               compiled: bool = True, say: Say = lambda line: None) -> Engine:  # fmt: skip
+               compiled: bool = False, say: Say = lambda line: None) -> Engine:  # fmt: skip
     """One that has room for these prompts, ready to go."""
     if any(not prompt for prompt in prompts):
         raise ValueError("a prompt has no token: there is nothing to go on from")

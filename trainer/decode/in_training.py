@@ -47,7 +47,6 @@ class Evaluations:
         )  # fmt: skip
         self._engine = Engine(
             target, drafter, rows=len(self._prompts), stop_ids=end_ids(target), graphs=config.cuda_graphs != "off",
-            compiled=False,  # it would take longer than it saves, and the compile plan knows nothing of it
             capacity=max(map(len, self._prompts)) + self._most - 1 + block,
         )  # fmt: skip
 
