@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 
     ranks = ranks_from_environment(os.environ)
     stop = StopRequest()
-    if ranks is None or ranks.leads:
+    if ranks is None:
         stop.listen()
     else:  # nothing to say before it trains: the signal itself ends it, also where it waits for the others
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -29,6 +29,35 @@ def broken(self, batch):
     return original(self, batch)
 trainer.replica.Replica._begin = broken
 """
+KILL = """
+import os, signal, trainer.replica, trainer.distributed.neighbours as neighbours
+original = trainer.replica.Replica._begin
+def killed(self, batch):
+    if batch.step == 3 and os.environ["RANK"] == "{rank}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, batch)
+trainer.replica.Replica._begin = killed
+"""
+HANG_WITHOUT_A_WORD = """
+import time, trainer.train
+trainer.train.FAILED_WORKERS_TIMEOUT_S = 0.1
+def hang_as_a_kernel_does(self, batch):
+    if batch.step == 3 and os.environ["RANK"] == "0":
+        time.sleep(600)
+    return killed(self, batch)
+trainer.replica.Replica._begin = hang_as_a_kernel_does
+"""
+HANG_ON_THE_MAIN_THREAD = """
+import trainer.distributed.training as training
+neighbours.LEAVE_S = 0.1
+def hang(self, *, must_resume):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Event().wait()
+import threading
+training.RankTraining.go_on = hang
+"""
 HANG = """
 import os, time, trainer.replica, trainer.train
 trainer.train.FAILED_WORKERS_TIMEOUT_S = 1.0
@@ -193,6 +222,30 @@ def test_what_fails_in_one_process_ends_all_with_its_own_traceback_once(run: Run
     assert (told["worker"], told["type"], told["message"]) == ("drafter-1", "ValueError", "planted in one process")
     (ended,) = events(tmp_path / "run", "ended")
     assert ended["code"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_is_why_the_others_end(run: Run, tmp_path: Path, rank: int) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=KILL.format(rank=rank), expect=1)
+    assert out.count("was killed by SIGKILL; the others end for it\n") == 1, out
+    assert "Exception in thread" not in out and "phase=stopping" not in out
+    assert not events(tmp_path / "run", "exception")
+    (gone,) = events(tmp_path / "run", "process_gone")
+    assert (gone["rank"], gone["code"]) == (rank, -9)
+    ends = [one["error"] for one in events(tmp_path / "run", "ended")]  # the first one's
+    assert ends == ([f"process 1 (pid {gone['pid']}) was killed by SIGKILL; this one ended for it"] if rank else [])
+
+
+def test_who_waits_for_a_killed_one_in_what_cannot_be_interrupted_ends_all_the_same(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=KILL.format(rank=1) + HANG_WITHOUT_A_WORD, expect=1)
+    assert "process 1 (pid " in out and "trainer: left behind: drafter-0\n" in out, out
+    (ended,) = events(tmp_path / "run", "ended")
+    assert "was killed by SIGKILL" in ended["error"]
+
+
+def test_nobody_is_stuck_for_a_killed_one_on_the_main_thread(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, planted=KILL.format(rank=None) + HANG_ON_THE_MAIN_THREAD, expect=1)
+    assert "trainer: stuck for 0 s since process 1 (pid " in out and "was killed by SIGKILL: ends now\n" in out, out
 
 
 def test_who_is_ended_for_another_that_has_failed_does_not_say_that_it_was_asked_to_stop(

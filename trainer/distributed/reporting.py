@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.distributed.neighbours import Gone
 from trainer.distributed.ranks import Ranks
 from trainer.report.console import PlainConsole, complain, worker_lines
 from trainer.report.records import RunIdentity
@@ -43,11 +44,28 @@ class LeadingReporter(Reporter):
     def __init__(self, identity: RunIdentity, ranks: Ranks) -> None:
         super().__init__(identity, console=PlainConsole())
         self.ranks = ranks
+        self._gone: Gone | None = None
 
     def exception(self, worker: str | None, error: BaseException, **where: Any) -> None:
         """Every process may find out what is wrong with a worker; the one whose it is tells of it."""
         if worker is None or worker.endswith(f"-{self.ranks.rank}"):
             super().exception(worker, error, **where)
+
+    def gone(self, other: Gone, first: bool) -> None:
+        """Another process of this machine has ended without a word of its own, for which all end; the first to know
+        says so."""
+        self._gone = other
+        if first:
+            self.console.complain(f"{other}; the others end for it")
+            super().event("process_gone", rank=other.rank, pid=other.pid, code=other.code)
+
+    def phase(self, name: str, **facts: Any) -> None:
+        if name != "stopping" or self._gone is None:  # else it is torchrun that asks, since it is over
+            super().phase(name, **facts)
+
+    def ended(self, *, code: int, stopped: bool, **facts: Any) -> list[str]:
+        why = {"error": f"{self._gone}; this one ended for it"} if self._gone and code else {}
+        return super().ended(code=code, stopped=stopped, **why, **facts)
 
     def last_words(self, stopped: bool, code: int) -> None:
         """Nothing of how the run ended: torchrun tells all to stop when a user does, and when another process has

@@ -19,7 +19,8 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import Config, ConfigError
 from trainer.distributed.ranks import Ranks, own_devices
 from trainer.distributed.replica import GatheredFigures, RankReplica
-from trainer.distributed.world import World, join, leave
+from trainer.distributed.reporting import LeadingReporter
+from trainer.distributed.world import World, join
 from trainer.kernels import kernels_for
 from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import generator_for
@@ -38,18 +39,20 @@ def train(config: Config, reporter: Reporter, stop: StopRequest, ranks: Ranks, *
     devices = own_devices(config, ranks, gpus=torch.cuda.device_count())
     config = config.model_copy(update={"devices": devices})
     world = join(ranks, torch.device(devices.drafter[0]))
+    assert isinstance(reporter, LeadingReporter)
+    world.watch(reporter.gone)
     try:
         make = functools.partial(RankTraining, world)
         ending = run(prepare(config, reporter, stop, must_resume=must_resume, make=make))
     except Exception as error:
-        gone = world.failure_elsewhere() is not None
-        if not gone:
+        gone = world.failure_elsewhere(error) is not None
+        if not gone and not isinstance(error, ConfigError):  # that one is said first
             world.tell_failure(f"process {ranks.rank}")
         if not gone or isinstance(error, ConfigError):  # which all may find out, none by the others' going
             raise
         return Ending(code=1, stuck=[])  # what broke here is that the other has gone, and that one has said why
     if ending.code == 0:
-        leave()
+        world.leave()
     return ending
 
 
@@ -106,7 +109,7 @@ class RankTraining(Training):
         try:
             super().drafter_thread(rank, place, gate, worker)
         except Exception as error:
-            if not hasattr(error, "worker") and self.world.failure_elsewhere():
+            if not hasattr(error, "worker") and self.world.failure_elsewhere(error):
                 raise Aborted from error  # the other has gone in the midst of what all do together
             raise
 
