@@ -10,7 +10,8 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.health import age, headline
+from orchestrator.blame import said_by
+from orchestrator.health import age
 from orchestrator.model import Probe
 from orchestrator.render.text import colour, line, named, number, one_line, shorten, table, unreachable, workers
 from orchestrator.resolve import Run
@@ -76,7 +77,7 @@ def _details(console: Console, result: Result) -> None:
         if not verdict.live and ended > DETAILED:
             continue
         text = why(run) if why(run) != shorten(why(run)) else ""
-        if verdict.error is not None and verdict.state != "STOPPED" and headline(verdict.error) not in verdict.why:
+        if verdict.error is not None and verdict.state != "STOPPED" and said_by(verdict.error) not in verdict.why:
             text = f"{text}; {named(verdict.error)}" if text else named(verdict.error)
         if text:
             lead = Text.assemble((verdict.state, colour(verdict.state)), f" {run.run_id}: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from orchestrator.blame import said_by
 from orchestrator.health import age, headline
 from orchestrator.model import Worker
 from orchestrator.render.status import claimants
@@ -23,7 +24,7 @@ def _of_run(row: Row, run: Run, trends: Trends, width: int, bars: str) -> list[T
     lead = Text.assemble((row.state, row.style), " ", (run.run_id, "bold"), f" on {run.target.name}")
     lead.append(f"  {row.old}" if row.old else f"  seen {row.seen} ago", style="magenta" if row.old else "dim")
     lines = [lead, Text(one_line(f"then: {verdict.why}" if row.old else verdict.why), style="dim" if row.old else "")]
-    if verdict.error is not None and headline(verdict.error) not in verdict.why:
+    if verdict.error is not None and said_by(verdict.error) not in verdict.why:
         lines.append(Text(one_line(f"{headline(verdict.error)} in {verdict.error.worker or 'the run'}"), style="red"))
     for metric, name, digits in (("tok_s", "tok/s", 1), ("loss", "loss ", 4)):
         points = trends.of(run, metric)

@@ -101,7 +101,8 @@ class FollowingReporter(LeadingReporter):
 
     def step(self, done: RunStep) -> None:
         self.record_workers(done)
-        self.console.say("\n".join(worker_lines(done)))
+        if lines := worker_lines(done):
+            self.console.say("\n".join(lines))
 
     def no_progress(self, what: str, stacks: Mapping[str, str], **facts: Any) -> None:
         self.console.say(stacks_told(what, stacks))
