@@ -37,7 +37,7 @@ from trainer.data.token_cache import TABLE, Documents, Refused
 from trainer.distributed.ranks import own_devices, ranks_from_environment, settled
 from trainer.distributed.reporting import reporter_for
 from trainer.distributed.training import RankTraining
-from trainer.distributed.world import join, leave
+from trainer.distributed.world import join
 from trainer.report.records import RunIdentity
 from trainer.report.tally import memory_peak_bytes
 from trainer.stopping import StopRequest
@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace, engine: str) -> dict[str, Any] | None
         os._exit(ending.code)
     peak = memory_peak_bytes(training.tally.peaks.devices[:1])
     if world is not None:
-        leave()
+        world.leave()
     if ranks is not None and not ranks.leads:
         return None
     return {
