@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from tests.trainer.support import TrainerProcess, events, losses, records, write_config
 from trainer.checkpoint import Checkpoint, latest, steps_on_disk
 from trainer.config import Config, ConfigError, load_config
 from trainer.distributed.ranks import Ranks, ranks_from_environment, settled
+from trainer.plan import forecast
 
 Run = Callable[..., str]
 PACED = {"loss": {"weights": "d-pace"}, "optimizer": {"lr": 3e-3, "ema": 0.9}}
@@ -94,6 +96,16 @@ def refuse(*given, **more):
         raise ConfigError("data.paths: planted")
     return original(*given, **more)
 trainer.train.load_rows = refuse
+"""
+WEIGH = """
+import os, trainer.distributed.replica as module
+original = module.RankReplica._update
+def weigh(self):
+    grads = [module._local(one.grad) for one in self._parameters.values()]
+    sizes = sum(one.untyped_storage().nbytes() for one in self.state()), sum(one.nbytes for one in grads)
+    os.write(1, f"holds {sum(sizes)} bytes\\n".encode())
+    return original(self)
+module.RankReplica._update = weigh
 """
 SPOIL = """
 import os, trainer.model.target
@@ -210,6 +222,20 @@ def test_layers_are_compiled_once_each_in_processes_that_shard_them(run: Run, se
     out = run(tmp_path / "run", 1, engine="fsdp2", compile_on_cpu="aot_eager", steps=2)
     assert "phase=compile_warmup unit=1/1 device=cpu shape=4x48+8x4 compiled=" in out
     assert len(losses(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_what_processes_hold_is_what_is_planned(
+    run: Run, settings: dict[str, Any], tiny_target: Path, tmp_path: Path, engine: str
+) -> None:
+    changed = {"engine": engine, "steps": 1, "optimizer": PACED["optimizer"]}
+    out = run(tmp_path / "run", 2, planted=WEIGH, **changed)
+    held = [int(line.split()[1]) for line in out.splitlines() if line.startswith("holds ")]
+    config, model = Config.model_validate({**settings, **changed}), AutoConfig.from_pretrained(tiny_target)
+    shape = forecast.shape_for(model, config.drafter, captured=3)
+    found = forecast.memory(config, model, shape, layer_ids=[1, 2, 3], parameters=1000)
+    assert len(held) == 2 and found["cpu"].drafters == pytest.approx(sum(held), rel=0.01)
+    assert found["cpu"].target == 2 * 4000
 
 
 # --- how it ends ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3Config
 
 from tests.trainer.support import write_config
 from trainer import compile_plan, kernels
@@ -89,9 +89,48 @@ def test_plan_prints_both_and_trains_nothing(settings: dict[str, Any], tmp_path:
     assert "  cuda:7  first_layer  2 x 32 slots, 48+32 keys  train  forward, backward\n" in out
     assert [line.split()[0] for line in out.splitlines()[-2:]] == ["cuda:0", "cuda:7"]
     assert not (tmp_path / "out").exists()
+    write_config({**settings, "engine": "fsdp2"}, config)
+    assert main(["plan", str(config)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "target threads: cuda:0, cuda:7; drafters: cuda:0, cuda:7"
+    assert second == "engine: fsdp2, 2 processes, each with a target and a drafter on its device"
     write_config({**settings, "target": {"path": "/nowhere"}}, config)
     assert main(["plan", str(config)]) == 2
     assert capsys.readouterr().err.startswith("trainer: target.path: no Hugging Face model in /nowhere")
+
+
+GB = 1e9
+
+
+@pytest.mark.parametrize(("engine", "measured_gb"), [("threads", 43.29), ("ddp", 43.41), ("fsdp2", 34.01)])
+def test_what_two_h200_were_seen_to_take_is_what_is_planned_for_them(engine: str, measured_gb: float) -> None:
+    both = {"target": ["cuda:0", "cuda:1"], "drafter": ["cuda:0", "cuda:1"]}
+    config = Config.model_validate({
+        "engine": engine, "steps": 9, "batch_size": 2, "devices": both, "target": {"path": "-"},
+        "data": {"kind": "python-docs", "sequence_length": 2048}, "optimizer": {"lr": 1e-5},
+        "drafter": {"layers": 5, "block_size": 16, "anchors": 512, "mask_token_id": 3},
+    })  # fmt: skip
+    model = Qwen3Config(
+        vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    shape = forecast.shape_for(model, config.drafter, captured=5)
+    found = forecast.memory(config, model, shape, layer_ids=[1, 9, 17, 25, 33], parameters=8_190_735_360)
+    assert found["cuda:0"] == found["cuda:1"]
+    assert measured_gb < found["cuda:0"].peak / GB < 1.07 * measured_gb
+
+
+def test_devices_that_exchange_have_room_for_what_they_fetch(settings: dict[str, Any]) -> None:
+    work = {}
+    for count in (1, 2, 3):
+        drafters = ["cuda:0", "cuda:1", "cuda:2"][:count]
+        settings |= {"batch_size": 6 * count, "devices": {"target": ["cpu"], "drafter": drafters}}
+        work[count] = planned(settings)["cuda:0"].work
+    shape = forecast.shape_for(AutoConfig.from_pretrained(settings["target"]["path"]),
+                               Config.model_validate(settings).drafter, captured=3)  # fmt: skip
+    with torch.device("meta"):
+        size = len(FlatWeights(Drafter(shape)).exchanged)  # all in one part, as small as they are
+    assert [work[count] - work[1] for count in (2, 3)] == [4 * size, 4 * 2 * -(-size // 3)]
 
 
 def drafter_work(settings: dict[str, Any]) -> int:

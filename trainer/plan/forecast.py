@@ -4,11 +4,13 @@ Nothing is loaded, compiled or trained, and no GPU is needed: sizes come from th
 from going through one without any content (`work.py`), all workers at their worst at once. On the CPU that is
 what is measured (`python -m trainer doctor` does), to the byte. On CUDA the allocator's own losses and the CUDA context
 (about half a GiB) come on top, and what `evaluate_every` keeps for its prompts. Of several buckets the longest has the
-most of everything, and so the peak.
+most of everything, and so the peak. What torch's engines need in each of their processes is `engines.py`'s.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +18,14 @@ from typing import Any
 import torch
 
 from trainer import inputs
-from trainer.config import Config, ConfigError, expand_path
+from trainer.config import Config, ConfigError, Devices, expand_path
 from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.loss import chunks
 from trainer.model.target import arithmetic_dtype, drafter_dtype, shape_for
 from trainer.optim import FlatWeights
-from trainer.plan.work import batch_bytes, drafter_work, micro_batch, target_work
+from trainer.plan import engines
+from trainer.plan.engines import ENGINES
+from trainer.plan.work import batch_bytes, drafter_work, exchange_room, micro_batch, target_work
 
 GIB = 1 << 30
 WORKSPACE_BYTES = 32 << 20
@@ -85,8 +89,23 @@ def forms(config: Config, device: torch.device) -> Iterator[Form]:
 def memory(config: Config, model: Any, shape: DrafterShape, *, layer_ids: list[int], parameters: int
            ) -> dict[str, Memory]:  # fmt: skip
     """By device. `model` is the target's configuration, `parameters` the size of its weights."""
+    of = functools.partial(_of_process, model=model, shape=shape, layer_ids=layer_ids, parameters=parameters)
+    if config.engine not in ENGINES:
+        return of(config, processes=1)
+    names, found = config.devices.drafter, dict[str, Memory]()
+    for name in names:  # a process of its own for each, with a target
+        alone = {"devices": Devices(target=[name], drafter=[name]), "batch_size": config.batch_size // len(names)}
+        here, own = found.setdefault(name, Memory()), of(config.model_copy(update=alone), processes=len(names))[name]
+        for field in dataclasses.fields(Memory):
+            setattr(here, field.name, getattr(here, field.name) + getattr(own, field.name))
+    return found
+
+
+def _of_process(config: Config, *, model: Any, shape: DrafterShape, layer_ids: list[int], parameters: int,
+                processes: int) -> dict[str, Memory]:  # fmt: skip
     text = model.get_text_config()
     found: dict[str, Memory] = {}
+    together = config.engine in ENGINES
     share = config.batch_size // len(config.devices.drafter)
     # The longest bucket has the most of everything.
     length = config.data.sequence_length
@@ -110,20 +129,26 @@ def memory(config: Config, model: Any, shape: DrafterShape, *, layer_ids: list[i
             tied = getattr(text, "tie_word_embeddings", False)
             here.frozen_ends += (1 if tied else 2) * text.vocab_size * text.hidden_size * dtype.itemsize
         ends_there.add(name)
-        # Weights, gradients, two moments and a moving average in float32, and what the module computes with.
-        flat = FlatWeights(drafter)
-        average = 0 if config.optimizer.ema is None else 1
-        copy = 0 if dtype == torch.float32 else dtype.itemsize
-        here.drafters += flat.exchanged.nbytes + len(flat.weights) * (4 * (3 + average) + copy)
+        if together:
+            here.drafters += engines.held(drafter, config, processes=processes)
+        else:
+            # Weights, gradients, two moments and a moving average in float32, and what the module computes with.
+            flat = FlatWeights(drafter)
+            average = 0 if config.optimizer.ema is None else 1
+            copy = 0 if dtype == torch.float32 else dtype.itemsize
+            here.drafters += flat.exchanged.nbytes + len(flat.weights) * (4 * (3 + average) + copy)
         # Those that wait, and the one that is worked on.
         here.queues += (config.queue_depth + 1) * batch_bytes(features_BSF, blocks)
         if device.type == "cuda" and config.cuda_graphs != "off":
-            # Each graph has inputs of its own, and the target's, of which there is one a shape, what it makes.
-            here.queues += 2 * sum(config.data.lengths) * features_BSF.nbytes // length
+            # Each graph has inputs of its own, and the target's, of which there is one a shape, what it makes. Torch's
+            # engines launch the drafter's step themselves.
+            here.queues += (1 if together else 2) * sum(config.data.lengths) * features_BSF.nbytes // length
         here.work += drafter_work(
             shape, config, device, vocabulary=text.vocab_size, dtype=dtype, features_dtype=features_dtype, rows=share,
             length=length,
         ) + _workspaces(name, threads=2)  # fmt: skip
+    for name in {} if together else dict.fromkeys(config.devices.drafter):
+        found[name].work += exchange_room(shape, config)
     return found
 
 
@@ -150,6 +175,8 @@ def forecast(config: Config) -> str:
 
     gpus = torch.cuda.device_count()
     devices = config.devices.on(gpus, batch_size=config.batch_size)
+    if config.engine in ENGINES:
+        devices = devices.model_copy(update={"target": list(dict.fromkeys(devices.drafter))})
     config = config.model_copy(update={"devices": devices})
     path = expand_path(config.target.path, key="target.path")
     try:
@@ -163,8 +190,8 @@ def forecast(config: Config) -> str:
         raise ConfigError(f"target.path: cannot read the sizes of {path}: {' '.join(str(error).split())}") from error
     shape = shape_for(model, config.drafter, captured=len(layer_ids))
     lines = [f"target threads: {', '.join(devices.target)}; drafters: {', '.join(devices.drafter)}"]
-    if config.engine in ("ddp", "fsdp2"):
-        lines.append(f"engine: {config.engine} is planned as if it were threads")
+    if config.engine in ENGINES:
+        lines.append(f"engine: {config.engine}, {len(devices.drafter)} processes, each with a target and a drafter on its device")
     if absent := devices.absent(gpus):
         lines.append(f"not on this machine: {', '.join(absent)} (planned all the same)")
     compiled = [form for name in dict.fromkeys(devices.drafter) for form in forms(config, torch.device(name))]

@@ -25,7 +25,8 @@ from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.loss import PLAIN, HeadLoss, block_loss
 from trainer.model.target import decoder_layers
 from trainer.optim import FlatWeights
-from trainer.plan import compiled_layer
+from trainer.plan import compiled_layer, engines
+from trainer.plan.engines import ENGINES
 from trainer.plan.live_bytes import LiveBytes, bytes_of
 from trainer.replicas import HASH_CHUNK, weight_hash
 
@@ -94,8 +95,10 @@ def drafter_work(shape: DrafterShape, config: Config, device: torch.device, *, v
     with torch.device("meta"):
         drafter = Drafter(shape)
         table = torch.empty(vocabulary, shape.hidden, dtype=dtype)
-    flat = FlatWeights(drafter, dtype)
-    if config.sync == "grads" and len(set(config.devices.drafter)) > 1:
+    if config.engine in ENGINES:
+        drafter = engines.module(shape, config, dtype)
+    flat = None if config.engine in ENGINES else FlatWeights(drafter, dtype)
+    if flat is not None and config.sync == "grads" and len(set(config.devices.drafter)) > 1:
         flat.collect_early(lambda: None)
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
 
@@ -113,13 +116,32 @@ def drafter_work(shape: DrafterShape, config: Config, device: torch.device, *, v
             with compile_plan.watch.lifted():
                 step = at_most(compiled_layer.kernels)
         except Exception:  # it is made of parts of torch that are no promise of torch's
-            flat.drop()
+            for parameter in drafter.parameters():
+                parameter.grad = None
+            if flat is not None:
+                flat.drop()
             step = at_most(_as_written)
+    if flat is None:
+        return step + engines.passing(shape, config, dtype)
     with LiveBytes() as hashing:
         weight_hash(flat.weights, chunk=HASH_CHUNK[device.type])
-    several = len(config.devices.drafter)
-    added_up = flat.weights.nbytes // several if several > 1 else 0
-    return max(step, hashing.peak, added_up)
+    return max(step, hashing.peak)
+
+
+def exchange_room(shape: DrafterShape, config: Config) -> int:
+    """Bytes that a device takes for what it fetches from the others of what is to be added up (`exchange.py`):
+    gradients part by part, weights whole."""
+    count = len(set(config.devices.drafter))
+    if count == 1:
+        return 0
+    with torch.device("meta"):
+        flat = FlatWeights(Drafter(shape))
+    sizes = [len(flat.weights)]
+    if config.sync == "grads":
+        flat.collect_early(lambda: None)
+        sizes = [part.high - part.low for part in flat.parts]
+    # Two devices fetch all of it, more a share from each of the others.
+    return 4 * max(sizes) if count == 2 else 4 * (count - 1) * -(-max(sizes) // count)
 
 
 def _on_cpu(_live: LiveBytes, head_loss: HeadLoss) -> Kernels:
@@ -130,8 +152,8 @@ def _as_written(_live: LiveBytes, head_loss: HeadLoss) -> Kernels:
     return plain(_FlexThatKeeps(), head_loss)
 
 
-def _forward_backward(drafter: Drafter, flat: FlatWeights, features_BSF: Tensor, blocks: Blocks, ends: FrozenEnds,
-                      kernels: Kernels, config: Config) -> None:  # fmt: skip
+def _forward_backward(drafter: Drafter, flat: FlatWeights | None, features_BSF: Tensor, blocks: Blocks,
+                      ends: FrozenEnds, kernels: Kernels, config: Config) -> None:  # fmt: skip
     """As `Replica._forward_backward`."""
     slots_BTH = drafter(features_BSF, blocks, ends, kernels)
     loss, *_ = block_loss(
@@ -139,7 +161,8 @@ def _forward_backward(drafter: Drafter, flat: FlatWeights, features_BSF: Tensor,
         head_loss=kernels.head_loss, alpha=config.loss.pace_alpha,
     )  # fmt: skip
     loss.backward()
-    flat.collect()
+    if flat is not None:
+        flat.collect()
 
 
 def target_work(model_config: Any, *, layer_ids: list[int], dtype: torch.dtype, rows: int, length: int, packing: bool
