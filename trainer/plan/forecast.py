@@ -191,7 +191,8 @@ def forecast(config: Config) -> str:
     shape = shape_for(model, config.drafter, captured=len(layer_ids))
     lines = [f"target threads: {', '.join(devices.target)}; drafters: {', '.join(devices.drafter)}"]
     if config.engine in ENGINES:
-        lines.append(f"engine: {config.engine}, {len(devices.drafter)} processes, each with a target and a drafter on its device")
+        several = f"{len(devices.drafter)} processes, each with a target and a drafter on its device"
+        lines.append(f"engine: {config.engine}, {several}")
     if absent := devices.absent(gpus):
         lines.append(f"not on this machine: {', '.join(absent)} (planned all the same)")
     compiled = [form for name in dict.fromkeys(devices.drafter) for form in forms(config, torch.device(name))]
