@@ -237,7 +237,7 @@ def main() -> None:
     measuring.add_argument("--max-tokens", type=int, default=256)
     measuring.add_argument("--weights", choices=["auto", "last", "ema"], default="auto")
     measuring.add_argument("--last", action="store_true")
-    measuring.add_argument("--compile", choices=["auto", "off"], nargs="+", default=["auto"])
+    measuring.add_argument("--compile", choices=["auto", "off"], nargs="+", default=["off"])
     measuring.add_argument("--out", type=Path, required=True)
     showing = verbs.add_parser("show")
     showing.add_argument("files", type=Path, nargs="+")

@@ -75,7 +75,7 @@ def test_the_targets_layers_compiled_for_a_graph_make_the_same_features_up_to_ro
     target = load_target(TargetConfig(path=str(tiny_target), captured_layers=3), CUDA)
     one = torch.randint(4, 400, (2, 96), generator=torch.Generator().manual_seed(1))
     other = torch.randint(4, 400, (2, 96), generator=torch.Generator().manual_seed(2))
-    positions = torch.cat((torch.arange(40), torch.arange(56))).expand(2, 96)
+    positions = torch.cat((torch.arange(40), torch.arange(56))).repeat(2, 1)
     with target.stream():
         expected = [target.features(one), target.features(other, positions)]
         target.record([(other,), (one, positions)], compiled=True)

@@ -25,12 +25,12 @@ def add_verb(verbs: Any, name: str, does: str) -> argparse.ArgumentParser:
 def add_verbs(verbs: Any) -> None:
     """To the subparsers of the command line."""
     generate = add_verb(verbs, "generate", "decode: what the drafter and its target write behind a prompt")
-    _common(generate, compile_="off")  # a text is written before its rounds would be compiled
+    _common(generate)
     generate.add_argument("--prompt", action="append", metavar="TEXT", help="what the user says; may be given again")
     generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the chat template")
     generate.add_argument("--alone", action="store_true", help="the target alone, without the drafter")
     evaluate = add_verb(verbs, "evaluate", "decode held-out prompts: acceptance and speed")
-    _common(evaluate, compile_="auto")
+    _common(evaluate)
     evaluate.add_argument("--data", action="append", required=True, metavar="PATH", help="held-out data, as data.paths")
     evaluate.add_argument("--kind", choices=["conversations", "text"], help="of the data (default: by its name)")
     evaluate.add_argument("--prompts", type=int, default=64, metavar="N", help="to decode (64)")
@@ -46,7 +46,7 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("config", metavar="CONFIG", help="YAML file; see docs/decoding.md")
 
 
-def _common(verb: argparse.ArgumentParser, *, compile_: str) -> None:
+def _common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("drafter", metavar="CKPT|RUN|EXPORT", help="a checkpoint, a run's directory, or an export")
     verb.add_argument("--target", metavar="DIR", help="the target, where it is not where the drafter was trained")
     verb.add_argument("--weights", choices=["auto", "last", "ema"], default="auto",
@@ -59,8 +59,8 @@ def _common(verb: argparse.ArgumentParser, *, compile_: str) -> None:
     verb.add_argument("--batch", type=int, default=1, metavar="N", help="prompts at once (1)")
     verb.add_argument("--device", metavar="D", help="cpu or cuda:N (default: the first GPU, else the CPU)")
     verb.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the arithmetic (default: as in training)")
-    verb.add_argument("--compile", choices=["auto", "off"], default=compile_,
-                      help=f"auto: rounds that a GPU records are compiled first, which takes seconds ({compile_})")
+    verb.add_argument("--compile", choices=["auto", "off"], default="off",
+                      help="auto: rounds that a GPU records are compiled first, which takes seconds (off)")
     verb.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 

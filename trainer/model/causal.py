@@ -34,11 +34,10 @@ def without_masks(model: Any) -> bool:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        here = remembering.here
-        if not here.lent:
+        if not remembering.lent():
             return sdpa_attention_forward(module, query, key, value, mask, **options)
-        if not here.numbered:
-            here.layer = module.layer_idx
+        if not remembering.is_numbered():
+            remembering.here.layer = module.layer_idx
         return remembering.attend(query, key, value, scale=options.get("scaling")), None
 
     config = model.config.get_text_config()

@@ -25,8 +25,6 @@ class Memory(Protocol):
 
 class _Here(threading.local):
     memory: Memory | None = None
-    lent: bool = False
-    """Whether there is one: compiled code may ask this, since it is the same for all memories."""
     layer: int = 0
     """That is being computed."""
     numbered: bool = False
@@ -37,15 +35,32 @@ class _Here(threading.local):
 here = _Here()
 
 
+# What compiled code asks is a constant of it, found out by calling these: what some versions of torch read of a
+# `threading.local` by themselves is its class's, of no thread. So code that is compiled in one case must not be called in
+# the other.
+
+
+@torch.compiler.assume_constant_result
+def lent() -> bool:
+    """Whether a memory is lent to this thread."""
+    return here.memory is not None
+
+
+@torch.compiler.assume_constant_result
+def is_numbered() -> bool:
+    """Whether this thread is inside `numbered`."""
+    return here.numbered
+
+
 @contextlib.contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
     """What this thread asks of models inside attends through `memory`: no cache of transformers', which every version
     names otherwise, and none of whose rows may be of different lengths."""
-    here.memory, here.lent = memory, True
+    here.memory = memory
     try:
         yield
     finally:
-        here.memory, here.lent = None, False
+        here.memory = None
 
 
 @contextlib.contextmanager
@@ -67,7 +82,7 @@ def run_layer(number: int, layer: Any, *args: Any, **options: Any) -> Any:
 def attend(query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, *, scale: float | None = None) -> Tensor:
     """Attention [B, T, H, D] of the layer that is being computed, through the memory that is lent."""
     query_BHTD, kv_2BGTD = query_BHTD.contiguous(), torch.stack((key_BGTD, value_BGTD))
-    found: Tensor = (_attend if here.numbered else _through_memory)(query_BHTD, kv_2BGTD, scale)
+    found: Tensor = (_attend if is_numbered() else _through_memory)(query_BHTD, kv_2BGTD, scale)
     return found
 
 

@@ -165,10 +165,10 @@ def compiling() -> contextlib.AbstractContextManager[Any]:
 def layers_compiled(model: Any, backend: str = "inductor") -> Iterator[None]:
     """Inside, the decoder layers of `model` are run by one compiled function, of which their weights are inputs. What
     torch cannot compile whole is an error of the forward. One thread's at a time."""
-    layers = decoder_layers(model)
+    layers, run = decoder_layers(model), _compiled_layer(backend, lent=remembering.lent())
     with compiling():
         for number, layer in enumerate(layers):
-            layer.forward = functools.partial(remembering.run_layer, number, _compiled_layer(backend), layer)
+            layer.forward = functools.partial(remembering.run_layer, number, run, layer)
         try:
             with remembering.numbered():
                 yield
@@ -178,11 +178,17 @@ def layers_compiled(model: Any, backend: str = "inductor") -> Iterator[None]:
 
 
 @functools.cache
-def _compiled_layer(backend: str) -> Any:
-    return torch.compile(_layer_as_it_is, dynamic=False, fullgraph=True, backend=backend)
+def _compiled_layer(backend: str, *, lent: bool) -> Any:
+    function = _layer_that_remembers if lent else _layer_as_it_is
+    return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
 
 
 def _layer_as_it_is(layer: Any, *args: Any, **options: Any) -> Any:
+    return type(layer).forward(layer, *args, **options)
+
+
+def _layer_that_remembers(layer: Any, *args: Any, **options: Any) -> Any:
+    """What is compiled is kept by the code that it was made of, and is another thing where a memory is lent."""
     return type(layer).forward(layer, *args, **options)
 
 

@@ -88,7 +88,7 @@ class SynthesisConfig(Model):
     """auto: the first GPU, or the CPU."""
     batch_size: Size = 64
     """Conversations that are written side by side."""
-    compile: Literal["auto", "off"] = "auto"
+    compile: Literal["auto", "off"] = "off"
     """auto: what a GPU does for one token is compiled before it is recorded as a CUDA graph, which takes seconds; texts
     may go another way at a tie. Compiled code is kept where TORCHINDUCTOR_CACHE_DIR says, else in `compile-cache`
     beside `output_dir`. off: it is recorded as transformers runs it."""
