@@ -35,9 +35,8 @@ class _Here(threading.local):
 here = _Here()
 
 
-# What compiled code asks is a constant of it, found out by calling these: what some versions of torch read of a
-# `threading.local` by themselves is its class's, of no thread. So code that is compiled in one case must not be called in
-# the other.
+# What compiled code asks is a constant of it, found out by calling these: what torch 2.11 reads of a `threading.local`
+# by itself is its class's, of no thread. So code that is compiled in one case must not be called in the other.
 
 
 @torch.compiler.assume_constant_result
