@@ -209,8 +209,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for name, compiled in dict.fromkeys((row["run"], bool(row.get("compiled"))) for row in rows):
             own = [row for row in rows if (row["run"], bool(row.get("compiled"))) == (name, compiled)
                    and row["minutes"] is not None]  # fmt: skip
-            label = f"{name}, compiled" if compiled else name
-            axis.plot([row["minutes"] for row in own], [row[key] for row in own], marker=".", label=label)
+            axis.plot([row["minutes"] for row in own], [row[key] for row in own], marker=".",
+                      label=f"{name}, compiled" if compiled else name)  # fmt: skip
         axis.axhline(1, color="0.6", linewidth=1, linestyle="--")
         axis.set(xlabel="minutes of training", ylabel=label, xlim=(0, None), ylim=(0.8, None))
         axis.grid(alpha=0.25)
