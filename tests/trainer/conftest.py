@@ -149,7 +149,7 @@ def torchrun() -> Iterator[Callable[..., TrainerProcess]]:
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
              "-m", "trainer", "train", str(config)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-            env={"NCCL_NVLS_ENABLE": "0", **environment, "PYTHONPATH": IMPORTS},
+            env={**environment, "PYTHONPATH": IMPORTS},
         )  # fmt: skip
         started.append(process)
         return TrainerProcess(process, Path(json.loads(config.read_text())["output_dir"]))

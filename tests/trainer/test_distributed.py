@@ -107,6 +107,17 @@ def weigh(self):
     return original(self)
 module.RankReplica._update = weigh
 """
+TELL_MULTICAST = """
+import os, torch.distributed as dist
+os.environ.pop("NCCL_NVLS_ENABLE", None)
+if os.environ["RANK"] == "1":
+    os.environ["NCCL_NVLS_ENABLE"] = "1"
+original = dist.init_process_group
+def told(*given, **more):
+    os.write(1, "NCCL_NVLS_ENABLE={NCCL_NVLS_ENABLE} in process {RANK}\\n".format_map(os.environ).encode())
+    return original(*given, **more)
+dist.init_process_group = told
+"""
 SPOIL = """
 import os, trainer.model.target
 original = trainer.model.target.Target.features
@@ -328,6 +339,15 @@ def test_a_refusal_is_said_once_whoever_finds_the_reason(
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def test_multicast_between_gpus_is_off_before_nccl_begins_unless_the_environment_says_otherwise(
+    run: Run, tmp_path: Path
+) -> None:
+    out = run(tmp_path / "run", 2, planted=TELL_MULTICAST, steps=1)
+    assert sorted(line for line in out.splitlines() if line.startswith("NCCL_")) == [
+        "NCCL_NVLS_ENABLE=0 in process 0", "NCCL_NVLS_ENABLE=1 in process 1",
+    ]  # fmt: skip
 
 
 def test_machines_with_other_data_or_another_target_do_not_train_together(run: Run, tmp_path: Path) -> None:

@@ -101,7 +101,6 @@ class World:
         except RuntimeError:
             return None
 
-
     def watch(self, note: Callable[[Gone, bool], None]) -> None:
         """Whether others of this machine end badly, without having told of it; `note` that, and whether this process is
         the first to."""
@@ -127,7 +126,10 @@ class World:
 
 
 def join(ranks: Ranks, device: torch.device) -> World:
-    """This process as one of all; waits until all are there."""
+    """This process as one of all; waits until all are there. NVLink's multicast stays off, unless the environment says
+    `NCCL_NVLS_ENABLE` itself."""
+    # That is not everywhere allowed, and NCCL does not find out by itself.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     store, rank, size = next(rendezvous("env://"))
     store.set(f"{PID}/{rank}", str(os.getpid()))
     on_gpu = device.type == "cuda"
