@@ -326,7 +326,7 @@ def target_forward(name: str, length: int, device: torch.device, steps: int) -> 
     """The forward of a target of these shapes through `Target.features`, as in a run."""
     target = random_target(name, device)
     ids_BS = torch.randint(4, SHAPES[name]["vocabulary"], (1, length), generator=generator_for("ids"))
-    flop = TargetCost.of(target.model).flop(torch.arange(length)[None])
+    flop = TargetCost.of(target.trunk, layers=target.depth).flop(torch.arange(length)[None])
     line: dict[str, Any] = {"target": name, "length": length}
     compile_plan.settle_thread(device, cpu_threads=1, compiles=False)
     for way in ("", "_graphs", "_compiled") if device.type == "cuda" else ("",):

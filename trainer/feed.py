@@ -79,7 +79,8 @@ class Feed:
         self._pinned = any(replica.device.type == "cuda" for replica in owners)
         self._works: dict[int, Channel[Work | None]] = {number: Channel(config.queue_depth) for number in targets}
         self._shares: list[Channel[MicroBatch]] = [Channel(config.queue_depth, first=first) for _ in owners]
-        self._cost = TargetCost.of(next(iter(targets.values())).model)
+        target = next(iter(targets.values()))
+        self._cost = TargetCost.of(target.trunk, layers=target.depth)
         self.throughputs = {number: Throughput(workers=1, now=time.monotonic()) for number in targets}
 
     # --- what the threads do ---

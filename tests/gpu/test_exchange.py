@@ -119,7 +119,8 @@ def test_the_next_forward_does_not_wait_until_features_have_left(tiny_target: Pa
     target = load_target(TargetConfig(path=str(tiny_target), captured_layers=3), CUDA)
     ids = torch.randint(4, 400, (2, 128), generator=generator_for("ids")).pin_memory()
     ran = torch.cuda.Event()
-    decoder_layers(target.model)[-1].register_forward_hook(lambda *_: ran.record(torch.cuda.current_stream()))
+    last = decoder_layers(target.model)[target.layer_ids[-1]]
+    last.register_forward_hook(lambda *_: ran.record(torch.cuda.current_stream()))
     overtook = False
     with target.stream():
         for attempt in range(6):  # this thread may be late, but not always later than the device

@@ -19,7 +19,7 @@ from trainer.kernels import plain
 from trainer.model.attention import DenseAttention
 from trainer.model.blocks import generator_for, lay_out
 from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
-from trainer.model.target import Target, drafter_shape, load_target
+from trainer.model.target import Target, decoder_layers, drafter_shape, load_target
 from trainer.sections import TargetConfig
 
 SHAPE = DrafterShape(
@@ -170,6 +170,30 @@ def test_captured_features_are_the_hidden_states_one_past_the_layer_id(target: T
     assert torch.equal(target.features(ids_BS), expected)
 
 
+def test_layers_past_the_last_captured_one_are_not_run_for_features(target: Target) -> None:
+    ran: list[int] = []
+    for number, layer in enumerate(decoder_layers(target.model)):
+        layer.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+    ids_BS = torch.randint(4, 400, (2, LENGTH), generator=generator_for(1))
+    features_BSF = target.features(ids_BS)
+    assert ran == [0, 1, 2, 3]
+    with torch.no_grad():
+        hidden_BSH, beside_BSF = target.run({"input_ids": ids_BS})
+        assert torch.equal(hidden_BSH, target.model.base_model(ids_BS, use_cache=False)[0])
+    assert ran[4:] == [0, 1, 2, 3, 4, 5] * 2 and torch.equal(beside_BSF, features_BSF)
+
+
+def test_a_target_that_counts_on_all_its_layers_is_run_whole(target: Target) -> None:
+    def count_on_six(model: Any, _inputs: Any) -> None:
+        assert len(model.layers) == 6
+
+    base = target.model.base_model
+    base.register_forward_pre_hook(count_on_six)
+    again = Target(target.model, None, layer_ids=[1, 2], device=target.device, files={})
+    assert (again.trunk, again.depth) == (base, 6)
+    assert again.features(torch.arange(8)[None]).shape == (1, 8, 128)
+
+
 def test_the_last_layer_is_captured_before_the_final_norm(tiny_target: Path) -> None:
     target = load_target(TargetConfig(path=str(tiny_target), dtype="float32", layer_ids=[5]), torch.device("cpu"))
     ids_BS = torch.randint(4, 400, (2, LENGTH), generator=generator_for(1))
@@ -216,7 +240,7 @@ def test_a_target_that_scales_its_ends_is_refused(tiny_target: Path, tmp_path: P
 def test_a_target_whose_ends_are_plain_is_accepted(tiny_target: Path, tmp_path: Path, family: str,
                                                    options: dict[str, Any]) -> None:  # fmt: skip
     target = load_target(a_model(family, options, tiny_target, tmp_path / "model"), torch.device("cpu"))
-    assert target.features(torch.arange(8)[None]).shape == (1, 8, 32)
+    assert target.depth == 2 and target.features(torch.arange(8)[None]).shape == (1, 8, 32)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from trainer.model.flops import (
     peak_flop_s,
 )
 from trainer.model.loss import block_loss
+from trainer.model.target import Target
 
 WIDE = DrafterShape(
     hidden=64, captured=5, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=256, rms_norm_eps=1e-6,
@@ -113,22 +114,25 @@ def config_of(family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "gpt2"])
-def test_a_targets_forward_takes_the_flops_that_torch_counts(family: str) -> None:
+def test_a_targets_forward_whole_or_as_far_as_it_is_captured_takes_the_flops_that_torch_counts(family: str) -> None:
     from transformers import AutoModelForCausalLM
 
     config = config_of(family)
     config._attn_implementation = "sdpa"
     config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval()
-    cost = TargetCost.of(model)
     rows, length = 2, 48
     ids_BS = torch.randint(0, 100, (rows, length))
-    with torch.no_grad():
-        torchs = counted(lambda: model.base_model(input_ids=ids_BS, use_cache=False))
     positions_BS = torch.arange(length).expand(rows, -1)
-    # torch counts the whole matrix of attention, of which half is seen.
-    unseen = cost.per_pair * rows * (length * length - length * (length + 1) / 2)
-    assert cost.flop(positions_BS) + unseen == pytest.approx(torchs, rel=0.01)
+    target = Target(model, None, layer_ids=[0], device=torch.device("cpu"), files={})
+    for part, layers in ((model, None), (target.trunk, target.depth)):
+        cost = TargetCost.of(part, layers=layers)
+        with torch.no_grad():
+            torchs = counted(lambda part=part: part.base_model(input_ids=ids_BS, use_cache=False))
+        # torch counts the whole matrix of attention, of which half is seen.
+        unseen = cost.per_pair * rows * (length * length - length * (length + 1) / 2)
+        assert cost.flop(positions_BS) + unseen == pytest.approx(torchs, rel=0.01)
+    assert target.depth == 1
 
 
 def test_a_sliding_window_and_the_next_document_are_not_seen() -> None:

@@ -60,10 +60,10 @@ class TargetCost:
     window: int = 0
 
     @classmethod
-    def of(cls, model: Any) -> TargetCost:
+    def of(cls, model: Any, *, layers: int | None = None) -> TargetCost:
         """Of a Hugging Face causal language model: 2 a weight and token, of the experts only for those that a token
         goes through; 4 heads x head_dim a layer and pair. What a layer of another kind does besides its weights
-        (recurrences, convolutions) is not counted."""
+        (recurrences, convolutions) is not counted. `layers`: how many there are, if not what its configuration says."""
         base, config = model.base_model, model.config.get_text_config()
         tables = {id(module.weight) for module in base.modules() if isinstance(module, nn.Embedding)}
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
@@ -75,6 +75,7 @@ class TargetCost:
         heads = config.num_attention_heads
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        kinds = kinds[:layers]
         window = getattr(config, "sliding_window", None) or 0
         near = sum(kind == "sliding_attention" for kind in kinds) if window else 0
         full = sum(kind in ("full_attention", "sliding_attention") for kind in kinds) - near

@@ -60,6 +60,10 @@ class Target:
         layers = decoder_layers(model)
         for layer_id in layer_ids:
             layers[layer_id].register_forward_hook(self._hook(layer_id))
+        self.trunk = self._trunk(frozenset(layers[max(layer_ids) + 1 :]))
+        """What features take of the model: the same modules, no further than the last captured layer."""
+        self.depth = len(layers) if self.trunk is model.base_model else max(layer_ids) + 1
+        """Layers of the trunk."""
 
     def again(self) -> Target:
         """The same model for one more thread of its device."""
@@ -129,16 +133,30 @@ class Target:
         given = dict(inputs)
         if self.masks_itself and "position_ids" in inputs:
             given["attention_mask"] = documents_mask(inputs["position_ids"])
-        return self.run(given)[1]
+        return self._run(self.trunk, given)[1]
 
     def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """What comes out before the head [B, S, H], and the features, of what transformers' model takes."""
+        return self._run(self.model.base_model, given)
+
+    def _run(self, model: Any, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         outputs = self._captured.outputs
         outputs.clear()
-        hidden_BSH = self.model.base_model(**given, use_cache=False)[0]
+        hidden_BSH = model(**given, use_cache=False)[0]
         features_BSF = torch.cat([outputs[layer_id] for layer_id in self.layer_ids], dim=-1)
         outputs.clear()
         return hidden_BSH, features_BSF
+
+    @torch.no_grad()
+    def _trunk(self, needless: frozenset[nn.Module]) -> nn.Module:
+        """The base model without these layers; the whole one, where that does not work or changes what is captured."""
+        whole, given = self.model.base_model, {"input_ids": torch.arange(8, device=self.device)[None]}
+        trunk = _without(needless, whole)
+        try:
+            same = torch.equal(self._run(trunk, given)[1], self._run(whole, given)[1])
+        except Exception:  # whatever a model makes of layers that it counts upon
+            return whole
+        return trunk if same else whole
 
     def _hook(self, layer_id: int) -> Any:
         captured = self._captured
@@ -147,6 +165,19 @@ class Target:
             captured.outputs[layer_id] = output[0] if isinstance(output, tuple) else output
 
         return capture
+
+
+def _without(layers: frozenset[nn.Module], model: nn.Module) -> nn.Module:
+    """`model` with lists in which these are not, else of the same modules; itself, if it has none of them."""
+    if isinstance(model, nn.ModuleList):
+        left = [layer for layer in model if layer not in layers]
+        return model if len(left) == len(model) else nn.ModuleList(left)
+    children = {name: _without(layers, child) for name, child in model.named_children()}
+    if all(child is getattr(model, name) for name, child in children.items()):
+        return model
+    changed = copy.copy(model)
+    changed._modules = {**model._modules, **children}
+    return changed
 
 
 FORMS = 64
