@@ -55,7 +55,7 @@ def _before_reports(data: bytes, follower: Follower) -> tuple[bytes, str | None]
         data, report = data[:at], finding
     if report is None:
         return data, None
-    ended = death(report.traceback)
+    ended = death(report.message)
     if ended is not None and ended.local_rank is not None:
         own = re.findall(rb"^\[[A-Za-z_]*%d\]:.*\n?" % ended.local_rank, data, re.MULTILINE)
         data = b"".join(own) or data

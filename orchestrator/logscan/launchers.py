@@ -25,13 +25,18 @@ REPORT = re.compile(
 BANNER = "=" * 8
 """Between two lines of these torchrun says who has failed."""
 ROOT = "Root Cause"
-OF_RANK = re.compile(
-    r"^\s*rank\s*: (?P<rank>\d+)(?: \(local_rank: (?P<local>\d+)\))?\s*\n\s*exitcode\s*: (?P<code>-?\d+)\b",
-    re.MULTILINE,
+TABLE_LINE = re.compile(r"\s*$|  |\[\d+\]:$|-{8}|Failures:$|Root Cause|.* FAILED$")
+"""Between them; whatever a process has raised under torch's `@record` is set in by two."""
+OF_RANK = re.compile(r"  rank\s*: (?P<rank>\d+)(?: \(local_rank: (?P<local>\d+)\))?\s*$")
+OF_CODE = re.compile(r"  exitcode\s*: (?P<code>-?\d+)\b")
+TOLD = re.compile(
+    r"rank (?P<rank>\d+)(?: \(local rank (?P<local>\d+)\))? "
+    r"(?:ended with exit code (?P<code>\d+)|was killed by (?:(?P<name>SIG\w+)|signal (?P<number>\d+)))$"
 )
+"""A `Death` in words."""
 OF_COMMAND = re.compile(
-    r"(?:[Pp]rocess (?P<rank>\d+) terminated with (?:exit code (?P<code>\d+)|signal (?P<name>SIG\w+))"
-    r"|died with <Signals\.\w+: (?P<number>\d+)>)"
+    r"process (?P<rank>\d+) terminated with (?:exit code (?P<code>\d+)|signal (?P<name>SIG\w+))$"
+    r"|Command (?:.|\n)* died with (?:<Signals\.\w+: |unknown signal )(?P<number>\d+)>?\.$"
 )
 OWN_LINE = re.compile(
     r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?:site-packages/)?torch/distributed/(?:elastic|run|launch)"
@@ -56,6 +61,8 @@ class Death:
 
     def __str__(self) -> str:
         who = "a process" if self.rank is None else f"rank {self.rank}"
+        if self.local_rank not in (None, self.rank):
+            who += f" (local rank {self.local_rank})"
         if self.signal is None:
             return f"{who} ended with exit code {self.code}"
         return f"{who} was killed by {SIGNALS.get(self.signal, f'signal {self.signal}')}"
@@ -72,20 +79,61 @@ def is_group(kind: str) -> bool:
     return found is not None and found["group"] is not None
 
 
-def death(text: str) -> Death | None:
-    """Of a report, whose process ended first, and how; None if it does not say.
+class Table:
+    """torchrun's, line by line, of whatever length: who has failed, and how.
 
-    torchrun's root cause is the first that it has seen, of several within the same second the lowest rank. A process
-    that was killed breaks the connections of the others, which then fail within that second: so among those that
-    failed by themselves it is the cause.
+    Its root cause is the first that it has seen, of several within the same second the lowest rank. A process that was
+    killed breaks the connections of the others, which then fail within that second: so among those that failed by
+    themselves it is the cause.
     """
-    if one := OF_COMMAND.search(text):
-        number = next((number for number, name in SIGNALS.items() if name == one["name"]), int(one["number"] or 0))
-        return Death(code=int(one["code"]) if one["code"] else -number, rank=int(one["rank"]) if one["rank"] else None)
-    root = text.rfind(ROOT)
-    found = [
-        Death(code=int(one["code"]), rank=int(one["rank"]), local_rank=int(one["local"]) if one["local"] else None)
-        for part in ((text[root:], text[:root]) if root >= 0 else ()) for one in OF_RANK.finditer(part)
-    ]  # fmt: skip
-    killed = [one for one in found if one.signal not in (None, SIGTERM)]
-    return next(iter(killed or found), None)
+
+    def __init__(self) -> None:
+        self.bars = 0
+        """Lines of `=` so far: it begins with the first and ends with the second."""
+        self._root = False
+        self._rank: re.Match[str] | None = None
+        self._first: Death | None = None
+        self._killed: Death | None = None
+
+    def take(self, line: str) -> bool:
+        """Whether it is part of the table."""
+        if line.startswith(BANNER) and self.bars < 2:
+            self.bars += 1
+        elif self.bars != 1 or not TABLE_LINE.match(line):
+            return False
+        elif line.startswith(ROOT):
+            self._root = True
+        elif rank := OF_RANK.match(line):
+            self._rank = rank
+        elif (code := OF_CODE.match(line)) and self._rank:
+            self._note(Death(
+                code=int(code["code"]), rank=int(self._rank["rank"]),
+                local_rank=int(self._rank["local"]) if self._rank["local"] else None,
+            ))  # fmt: skip
+            self._rank = None
+        return True
+
+    def _note(self, one: Death) -> None:
+        if self._root:
+            self._first = one
+        if one.signal not in (None, SIGTERM) and (self._root or self._killed is None):
+            self._killed = one
+
+    @property
+    def death(self) -> Death | None:
+        """Whose process ended first, and how; None if it does not say."""
+        return (self._killed or self._first) if self._root else None
+
+
+def death(message: str) -> Death | None:
+    """Of a report, by its exception's message, whose process ended first, and how; None if it does not say. torchrun's
+    begins with what its table says."""
+    one = TOLD.match(message.partition("\n")[0]) or OF_COMMAND.match(message)
+    if one is None:
+        return None
+    number = next((number for number, name in SIGNALS.items() if name == one["name"]), int(one["number"] or 0))
+    local = one.groupdict().get("local")
+    return Death(
+        code=int(one["code"]) if one["code"] else -number, rank=int(one["rank"]) if one["rank"] else None,
+        local_rank=int(local) if local else None,
+    )  # fmt: skip

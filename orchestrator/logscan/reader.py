@@ -118,8 +118,7 @@ class Reader:
         self.strays = 0
         self._chain = self._chained = self._contiguous = self._blank = self._group = self._said = False
         self._sub: str | None = None
-        self._bars = 0
-        """Lines of `=` in a table of torchrun's, which is as long as there are ranks."""
+        self._table = launchers.Table()
 
     @property
     def expected(self) -> int:
@@ -144,6 +143,8 @@ class Reader:
         """`part`: the line belongs here. `other`: it does not, but more may come. `close`: the traceback is over."""
         if self.kind in ("fatal", "terminate"):
             return self._take_native(body)
+        if self._take_table(body):
+            return "part"
         if HEADER in body and not (self._group and GROUP_LINE.match(body)):
             return self._take_header(body)
         thread = IN_THREAD.search(body)
@@ -233,25 +234,32 @@ class Reader:
             return "part"
         if figures or self._chain or LOGGED.match(body) or LEAD.match(body) or SHELL.match(body):
             return self.stray(theirs=figures)
-        if self._blank and not body.startswith((" ", "\t")) and not TORCH_MORE.match(body):
+        if self._table.bars == 2 or (self._blank and not body.startswith((" ", "\t")) and not TORCH_MORE.match(body)):
             return "close"
         if self.expected > 1 or self.strays:
             return self.stray(theirs=False)
         if self._blank:
             self.text.add("")
         self.text.add(body)
-        kind, message = self.endings[-1]
-        if launchers.is_group(kind):
-            self._said = self._said or len(message) >= MESSAGE_LINES
-            if self._bars == 2:
-                return "close"
-            self._bars += body.startswith(launchers.BANNER)
-        elif len(message) >= MESSAGE_LINES:
+        message = self.endings[-1][1]
+        if len(message) >= MESSAGE_LINES:
             return "close"
         if not self._said:
             message.append(body)
         self._blank = False
         return "part"
+
+    def _take_table(self, body: str) -> bool:
+        """Of torchrun's report: it is as long as there are ranks, and may hold whole tracebacks."""
+        if not self.ended or self.expected > 1 or not launchers.is_group(self.endings[-1][0]):
+            return False
+        if not self._table.take(body):
+            return False
+        self.text.add(body)
+        message = self.endings[-1][1]
+        if len(message) < MESSAGE_LINES:
+            message.append(body)
+        return True
 
     def _take_native(self, body: str) -> str:
         more = FATAL_MORE if self.kind == "fatal" else TERMINATE_MORE
@@ -309,7 +317,7 @@ class Reader:
         for kind, message in endings:
             if merged:
                 text = f"{kind}: {message}\n({self.expected} tracebacks are interleaved here: no stack can be told)"
-            of_whom = launchers.death(text) if launchers.is_group(kind) else None
+            of_whom = self._table.death if launchers.is_group(kind) else None
             if of_whom is not None:  # which its first line, of `=`, does not say
                 message = f"{of_whom}\n{message}"
             finding = Finding(
