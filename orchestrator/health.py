@@ -225,7 +225,7 @@ def _because(look: _Look, error: Finding | None, words: LastWords | None
     has failed is not the reason: what that process said is, if it has not been killed."""
     if error is None:
         return "", None, words
-    if words is None or not is_report(error.type) or killed(look.summary.tail):
+    if words is None or not is_report(error.type) or killed([error]):
         return f": {said_by(error)}", error, None
     return f" ({said_by(error).partition(': ')[2]})", None, words
 
