@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,7 +74,18 @@ def run(training: Training) -> Ending:
     # From here on a signal lets the step finish; the handler itself ends the process until then.
     stop.training = True
     reporter.phase("train")
-    return training.run()
+    ending = training.run()
+    if ending.code == 0:
+        reporter.say(what_next(config, reporter.identity.directory, steps_done=training.steps_done))
+    return ending
+
+
+def what_next(config: Config, directory: Path, *, steps_done: int) -> str:
+    """For whoever reads the end of a log."""
+    if steps_done < config.steps:
+        how = "the same command goes on from there" if config.resume == "auto" else "train --resume goes on from there"
+        return f"stopped with {steps_done} of {config.steps} steps done: {how}"
+    return f"all {config.steps} steps are done: python -m trainer export {directory} --to DIR makes what servers load"
 
 
 def prepare(config: Config, reporter: Reporter, stop: StopRequest, *, must_resume: bool = False,

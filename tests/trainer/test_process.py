@@ -100,6 +100,7 @@ def test_a_run_to_its_end_says_phases_steps_and_how_it_ended(start_trainer: Star
             rf"step={step} loss=\d+\.\d{{4}} tok/s=\d+\.\d lr=\d\.\d\de-\d\d grad_norm=\d+\.\d\d queue=\d/4"
             r" wait_target=\d+% wait_drafter=\d+% bottleneck=(loader|target|drafter)", lines[first + 2],
         )  # fmt: skip
+    assert lines[-1] == f"all 6 steps are done: python -m trainer export {run.run_dir} --to DIR makes what servers load"
     assert "\x1b" not in out and "\r" not in out
     assert sorted(event["worker"] for event in run.events("worker_up")) == [
         "drafter-0", "drafter-1", "loader-0", "target-0",
@@ -128,6 +129,7 @@ def test_sigterm_finishes_the_step_checkpoints_and_exits_zero_and_a_quick_repeat
     assert lines.index("phase=stopping") < next(
         index for index, line in enumerate(lines) if line.startswith(f"checkpoint step-{stopped_at} saved in ")
     )
+    assert lines[-1] == f"stopped with {stopped_at} of {LONG} steps done: the same command goes on from there"
     assert records(run.run_dir, "metrics.jsonl")[-1]["step"] == stopped_at
     (ended,) = run.events("ended")
     assert ended["stopped"] is True and ended["code"] == 0

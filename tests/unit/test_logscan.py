@@ -228,6 +228,16 @@ def test_source_lines_and_messages_of_a_traceback_are_no_steps():
     assert summary.nonfinite_step is None
 
 
+@pytest.mark.parametrize("line", [
+    "all 2600 steps are done: python -m trainer export /runs/r --to DIR makes what servers load",
+    "stopped with 61 of 6000 steps done: the same command goes on from there",
+    "nothing to do: step 61 of 61 is done; raise steps to go on",
+])  # fmt: skip
+def test_what_the_trainer_says_at_its_end_is_no_step_that_it_has_not_taken(line):
+    events, summary = scan(f"step=61 loss=2.5\n{line}\n")
+    assert [event.step for event in only(events, StepEvent)] == [61] and summary.step == 61
+
+
 def test_a_worker_that_steps_again_lives():
     events, summary = scan("Exception in thread drafter-0:\n" + TRACEBACK + "OSError: x\nworker=drafter-0 step=1\n")
     assert [type(event) for event in events] == [FindingEvent, WorkerDown, WorkerUp, StepEvent]
