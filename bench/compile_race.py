@@ -30,7 +30,7 @@ from bench.trainer import config_for, make_batch
 from trainer import compile_plan
 from trainer.kernels import kernels_for
 from trainer.model.blocks import generator_for
-from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.pipeline import Aborted
 from trainer.replica import Replica
 from trainer.replicas import Replicas
@@ -64,8 +64,9 @@ def start(devices: Sequence[torch.device], *, planned: bool, steps: int, graphs:
     tables = {device: table.to(device) for device in own}
     members = [
         Replica(
-            SIZES["shape"], FrozenEnds(embedding_VH=tables[device], head_VH=tables[device]),
-            kernels_for(device, compile_on_cpu="aot_eager"), config, device, initial=generator_for("weights"),
+            Drafter.fresh(SIZES["shape"], generator_for("weights")),
+            FrozenEnds(embedding_VH=tables[device], head_VH=tables[device]),
+            kernels_for(device, compile_on_cpu="aot_eager"), config, device,
         ) for device in devices
     ]  # fmt: skip
     if len(own) > 1:

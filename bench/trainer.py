@@ -17,6 +17,7 @@ on average, the frozen head has no gradient of its own.
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import itertools
 import json
@@ -41,7 +42,7 @@ from trainer.inputs import choose_layers
 from trainer.kernels import kernels_for
 from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import Blocks, generator_for, lay_out, pick_anchors
-from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.flops import TargetCost, drafter_flop
 from trainer.model.target import Target
 from trainer.replica import Replica
@@ -150,12 +151,11 @@ class Drafters:
             device: FrozenEnds(embedding_VH=tables[0].to(device), head_VH=tables[1].to(device))
             for device in self.devices
         }  # fmt: skip
+        fresh = Drafter.fresh(sizes["shape"], generator_for("weights"))
         self.members = [
-            Replica(
-                sizes["shape"], ends[device], kernels_for(device, loss_kernel=loss), config, device,
-                initial=generator_for("weights"),
-            ) for device in devices
-        ]  # fmt: skip
+            Replica(copy.deepcopy(fresh), ends[device], kernels_for(device, loss_kernel=loss), config, device)
+            for device in devices
+        ]
         if len(self.devices) > 1 and not self.apart:
             for member in self.members:
                 member.exchange_early()

@@ -24,7 +24,7 @@ from trainer.graphs import Graphs
 from trainer.kernels import Kernels, KernelSets
 from trainer.micro_batch import MicroBatch, shape_of
 from trainer.model.blocks import Blocks, bring
-from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
+from trainer.model.drafter import Drafter, FrozenEnds
 from trainer.model.loss import block_loss
 from trainer.optim import AdamW, Ema, FlatWeights
 from trainer.replicas import Replicas, weight_hash
@@ -33,18 +33,17 @@ from trainer.steps import Figures
 
 
 class Replica:
-    """One drafter with its optimizer on `device`, and the target's frozen ends there, which others may share.
+    """One `drafter`, which nobody else has, with its optimizer on `device`, and the target's frozen ends there, which
+    others may share.
 
     `flat.weights` and `flat.gradients` [P] are its weights and gradients in float32; see `optim.FlatWeights`.
     """
 
-    def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: KernelSets, config: Config, device: torch.device,
-                 *, initial: torch.Generator) -> None:  # fmt: skip
+    def __init__(self, drafter: Drafter, ends: FrozenEnds, kernels: KernelSets, config: Config, device: torch.device
+                 ) -> None:  # fmt: skip
         self.device = device
         self.ends, self.kernels = ends, kernels
-        self.drafter = Drafter(shape)
-        self.drafter.initialise(initial)
-        self.drafter.to(device)
+        self.drafter = drafter.to(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._intake = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hold(config)

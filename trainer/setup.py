@@ -5,6 +5,7 @@ Called by `train.train`, on the main thread.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import MutableMapping, Sequence
 
@@ -16,7 +17,7 @@ from trainer.data.rows import Rows, check_bad
 from trainer.kernels import kernels_for
 from trainer.model import liger
 from trainer.model.blocks import generator_for
-from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.drafter import Drafter, DrafterShape, FrozenEnds
 from trainer.model.target import Target, drafter_dtype
 from trainer.replica import Replica
 from trainer.report.reporter import Reporter
@@ -54,16 +55,14 @@ def make_replicas(config: Config, targets: Sequence[Target], shape: DrafterShape
     ends, which is the target's own where one is there."""
     there = {target.device: target for target in reversed(targets)}
     ends: dict[torch.device, FrozenEnds] = {}
+    fresh = Drafter.fresh(shape, generator_for(config.seed, "weights"))
     members = {}
     for rank, device in enumerate(map(torch.device, config.devices.drafter)):
         if device not in ends:
             dtype = drafter_dtype(config.drafter.dtype, device)
             ends[device] = there.get(device, targets[0]).ends.to(device, dtype)
         kernels = kernels_for(device, compile_on_cpu=config.compile_on_cpu, loss_kernel=config.loss.kernel)
-        members[rank] = Replica(
-            shape, ends[device], kernels, config, device,
-            initial=generator_for(config.seed, "weights"),
-        )  # fmt: skip
+        members[rank] = Replica(copy.deepcopy(fresh), ends[device], kernels, config, device)
     return members
 
 

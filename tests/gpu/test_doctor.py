@@ -120,7 +120,8 @@ def test_a_thread_that_set_no_device_works_on_its_replicas_own(on_gpu: dict[str,
     second = torch.device("cuda:1")
     ends = FrozenEnds(embedding_VH=table, head_VH=table)
     config = Config.model_validate(on_gpu)
-    member = Replica(shape, ends, kernels_for(second), config, second, initial=generator_for("weights"))
+    drafter = Drafter.fresh(shape, generator_for("weights"))
+    member = Replica(drafter, ends, kernels_for(second), config, second)
     found: list[int] = []
 
     def work() -> None:

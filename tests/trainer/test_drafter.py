@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -159,6 +160,21 @@ def test_changing_text_after_an_anchor_changes_no_logit_of_its_block(drafter: Dr
         assert torch.allclose(before[:, own], after[:, own], atol=1e-5)
         later = slice((block + 1) * SIZE, None)
         assert block == len(anchors) - 1 or not torch.allclose(before[:, later], after[:, later], atol=1e-2)
+
+
+def test_a_fresh_drafter_draws_nothing_but_its_weights_and_a_copy_of_it_is_another_one() -> None:
+    torch.manual_seed(0)
+    one, state = Drafter.fresh(SHAPE, generator_for("weights")), torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(state, torch.get_rng_state())
+    expected = Drafter(SHAPE)
+    expected.initialise(generator_for("weights"))
+    assert one.state_dict().keys() == expected.state_dict().keys()
+    assert all(torch.equal(one.state_dict()[name], weight) for name, weight in expected.state_dict().items())
+    other = copy.deepcopy(one)
+    other.load_state_dict({name: weight + 1 for name, weight in one.state_dict().items()})
+    assert all(torch.equal(one.state_dict()[name], weight) for name, weight in expected.state_dict().items())
+    assert torch.equal(other.state_dict()["norm.weight"], torch.full_like(expected.norm.weight, 2.0))
 
 
 def test_captured_features_are_the_hidden_states_one_past_the_layer_id(target: Target) -> None:

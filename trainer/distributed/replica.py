@@ -25,7 +25,7 @@ from trainer.config import Config
 from trainer.distributed.ranks import Ranks
 from trainer.kernels import Kernels, KernelSets, RunLayer, Shape
 from trainer.micro_batch import MicroBatch
-from trainer.model.drafter import DrafterShape, FrozenEnds
+from trainer.model.drafter import Drafter, FrozenEnds
 from trainer.optim import MOMENTS, AdamWInPlace, Ema
 from trainer.replica import Replica
 from trainer.replicas import weight_hash
@@ -44,10 +44,10 @@ class GatheredFigures(Figures):
 class RankReplica(Replica):
     """`asked_to_stop` is asked in each step. See `Replica` for the rest."""
 
-    def __init__(self, shape: DrafterShape, ends: FrozenEnds, kernels: KernelSets, config: Config, device: torch.device,
-                 *, initial: torch.Generator, ranks: Ranks, asked_to_stop: Callable[[], bool]) -> None:  # fmt: skip
+    def __init__(self, drafter: Drafter, ends: FrozenEnds, kernels: KernelSets, config: Config, device: torch.device,
+                 *, ranks: Ranks, asked_to_stop: Callable[[], bool]) -> None:  # fmt: skip
         self.ranks, self._asked_to_stop = ranks, asked_to_stop
-        super().__init__(shape, ends, kernels, config, device, initial=initial)
+        super().__init__(drafter, ends, kernels, config, device)
         # Both engines give the mean of the processes' gradients, and their sum is wanted.
         self.scale = float(ranks.size)
         self._gathered = torch.zeros(ranks.size, len(self._figures) + 2, device=device, dtype=torch.float64)

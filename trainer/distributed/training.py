@@ -24,7 +24,7 @@ from trainer.distributed.world import World, join
 from trainer.kernels import kernels_for
 from trainer.micro_batch import MicroBatch
 from trainer.model.blocks import generator_for
-from trainer.model.drafter import DrafterShape
+from trainer.model.drafter import Drafter, DrafterShape
 from trainer.model.target import Target, drafter_dtype
 from trainer.pipeline import Aborted, Crew, Worker
 from trainer.replicas import check_equal
@@ -91,10 +91,10 @@ class RankTraining(Training):
     def _make_members(self, targets: list[Target], shape: DrafterShape) -> dict[int, RankReplica]:
         config, device = self.config, torch.device(self.config.devices.drafter[0])
         kernels = kernels_for(device, compile_on_cpu=config.compile_on_cpu, loss_kernel=config.loss.kernel)
+        drafter = Drafter.fresh(shape, generator_for(config.seed, "weights"))
         member = RankReplica(
-            shape, targets[0].ends.to(device, drafter_dtype(config.drafter.dtype, device)), kernels, config, device,
-            initial=generator_for(config.seed, "weights"), ranks=self.world.ranks,
-            asked_to_stop=lambda: self.stop.requested,
+            drafter, targets[0].ends.to(device, drafter_dtype(config.drafter.dtype, device)), kernels, config, device,
+            ranks=self.world.ranks, asked_to_stop=lambda: self.stop.requested,
         )  # fmt: skip
         return {self.rank: member}
 
