@@ -90,7 +90,7 @@ class Table:
     def __init__(self) -> None:
         self.bars = 0
         """Lines of `=` so far: it begins with the first and ends with the second."""
-        self._root = False
+        self._root = self._head = False
         self._rank: re.Match[str] | None = None
         self._first: Death | None = None
         self._killed: Death | None = None
@@ -103,26 +103,28 @@ class Table:
             return False
         elif line.startswith(ROOT):
             self._root = True
-        elif rank := OF_RANK.match(line):
+        elif line.startswith("["):
+            self._head = True
+        elif self._head and (rank := OF_RANK.match(line)):
             self._rank = rank
-        elif (code := OF_CODE.match(line)) and self._rank:
+        elif self._head and (code := OF_CODE.match(line)) and self._rank:
             self._note(Death(
                 code=int(code["code"]), rank=int(self._rank["rank"]),
                 local_rank=int(self._rank["local"]) if self._rank["local"] else None,
             ))  # fmt: skip
-            self._rank = None
+            self._head = False
         return True
 
     def _note(self, one: Death) -> None:
         if self._root:
             self._first = one
-        if one.signal not in (None, SIGTERM) and (self._root or self._killed is None):
+        if one.signal not in (None, SIGTERM):
             self._killed = one
 
     @property
     def death(self) -> Death | None:
         """Whose process ended first, and how; None if it does not say."""
-        return (self._killed or self._first) if self._root else None
+        return self._killed or self._first
 
 
 def death(message: str) -> Death | None:

@@ -60,6 +60,19 @@ def hang(self, *, must_resume):
 import threading
 training.RankTraining.go_on = hang
 """
+LOSE_THE_STORE = """
+import contextlib, torch.distributed as dist, trainer.distributed.world as world
+original = world.World.leave
+def alone(self):
+    keeper = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    self._store = dist.TCPStore("127.0.0.1", keeper.port, is_master=False)
+    del keeper
+    with contextlib.suppress(RuntimeError):
+        while True:
+            self._store.set("still", "there")
+    original(self)
+world.World.leave = alone
+"""
 HANG = """
 import os, time, trainer.replica, trainer.train
 trainer.train.FAILED_WORKERS_TIMEOUT_S = 1.0
@@ -271,6 +284,13 @@ def test_a_process_that_is_killed_is_why_the_others_end(run: Run, tmp_path: Path
     assert (gone["rank"], gone["code"]) == (rank, -9)
     ends = [one["error"] for one in events(tmp_path / "run", "ended")]  # the first one's
     assert ends == ([f"process 1 (pid {gone['pid']}) was killed by SIGKILL; this one ended for it"] if rank else [])
+
+
+def test_a_training_that_its_launcher_did_not_outlive_ends_well_all_the_same(run: Run, tmp_path: Path) -> None:
+    out = run(tmp_path / "run", 2, engine="ddp", planted=LOSE_THE_STORE)
+    assert "sendBytes failed" in out and "Traceback" not in out, out
+    (ended,) = events(tmp_path / "run", "ended")
+    assert (ended["code"], saved(tmp_path / "run").step) == (0, 6)
 
 
 def test_who_waits_for_a_killed_one_in_what_cannot_be_interrupted_ends_all_the_same(run: Run, tmp_path: Path) -> None:

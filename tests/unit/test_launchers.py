@@ -44,7 +44,8 @@ def group(folder: Path, *found: tuple[int, int, int, str], more: str = "") -> st
 
 
 def test_a_table_that_holds_tracebacks_is_one_report(tmp_path: Path) -> None:
-    table = group(tmp_path, (1, 1, 1, BROKEN), (0, 0, 1, BROKEN), (2, 2, -15, ""))
+    raised = f"{BROKEN}rank : 7\nexitcode : -9\n"
+    table = group(tmp_path, (1, 1, 1, raised), (0, 0, 1, raised), (2, 2, -15, ""))
     summary = read(f"step=1 loss=2\n[rank1]: {BROKEN}{table}")
     assert [one.type for one in summary.tail] == ["ValueError", GROUP]
     assert summary.tail[-1].message.startswith("rank 1 ended with exit code 1\n")
@@ -61,7 +62,7 @@ def test_who_was_killed_is_found_in_a_table_that_is_too_long_to_be_kept(tmp_path
 
 
 def test_what_is_printed_behind_a_table_is_no_part_of_it(tmp_path: Path) -> None:
-    table = group(tmp_path, (1, 1, 1, BROKEN), more="  rank      : 7 (local_rank: 7)\nbye FAILED\n")
+    table = group(tmp_path, (1, 1, 1, BROKEN), more=f"{'=' * 60}\n  rank      : 7\nbye FAILED\n")
     (report,) = read(table).findings
     assert report.traceback.endswith("=" * 60) and report.message.startswith("rank 1 ended with exit code 1\n")
 
@@ -123,3 +124,9 @@ def test_how_a_spawned_process_ended_is_read_in_torchs_own_words() -> None:
         found = death(str(error))
         assert found is not None and (found.rank, found.code) == (1, code)
     assert death("Command 'x # process 3 terminated with signal SIGSEGV' returned non-zero exit status 1.") is None
+
+
+def test_reports_are_alike_by_how_a_process_ended_whichever_it_was(tmp_path: Path) -> None:
+    found = [read(group(tmp_path, one)).findings[0] for one in ((0, 0, -9, ""), (1, 1, -9, ""), (1, 1, -11, ""))]
+    prints = [one.fingerprint for one in found]
+    assert prints[0] == prints[1] != prints[2]
