@@ -56,7 +56,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.trainer: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -c constraints.txt $(TORCH)
-	$(PIP) install -c constraints.txt -e '.[trainer]'
+	$(PIP) install -c constraints.txt -e '.[trainer,top,plot,report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.trainer tests/trainer/loaders.txt
