@@ -30,6 +30,8 @@ FILE_MIB, TOTAL_MIB, FILES = 20, 200, 20_000
 DIFF_BYTES = 1 << 20
 TRAINING = "trainer.lock"
 """In a folder that the trainer, run without specctl, has written its records and checkpoints to."""
+REPORT, REPORT_BYTES = '<meta name="generator" content="specctl report">', 2048
+"""By which a page of `specctl report` is known, within so many bytes."""
 PACKAGES = ("trainer", "typedyaml")
 
 
@@ -104,7 +106,10 @@ def _collect(source: Path | None, without: Iterable[Path]) -> Bundle:
         inside = _git(source, "rev-parse", "--is-inside-work-tree") == "true\n"
         names = git_files(source) if inside else plain_files(source)
         kept_out = [f"{os.path.relpath(folder, source)}/" for folder in without]
-        names = [name for name in names if not name.startswith(tuple(kept_out))]
+        names = [
+            name for name in names
+            if not name.startswith(tuple(kept_out)) and not (name.endswith(".html") and is_report(source / name))
+        ]  # fmt: skip
         _refuse_big(source, names, in_git=inside)
         files.update({f"project/{name}": source / name for name in names})
         if inside:
@@ -152,6 +157,14 @@ def plain_files(root: Path) -> list[str]:
         if len(names) > FILES:
             break
     return names
+
+
+def is_report(path: Path) -> bool:
+    """Whether `specctl report` has written this file."""
+    if not path.is_file():  # such as a link that leads nowhere
+        return False
+    with path.open("rb") as file:
+        return REPORT.encode() in file.read(REPORT_BYTES)
 
 
 def _ignored(name: str) -> bool:

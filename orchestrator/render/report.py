@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import whole
+from orchestrator.bundle import REPORT, is_report
 from orchestrator.errors import ConfigError, SpecctlError
 from orchestrator.health import age
 from orchestrator.render import show as show_show
@@ -30,10 +31,6 @@ from orchestrator.timeline import SHARES, Lane, Timeline
 from orchestrator.verbs import compare, errors, plot, show
 from orchestrator.verbs.report import Page, Pair, Result
 
-GENERATOR = "specctl report"
-MARK = f'<meta name="generator" content="{GENERATOR}">'
-MARK_BYTES = 2048
-"""The mark of a page that was written here stands before this byte."""
 SCRIPTS = ("zoom.js", "curves.js", "lanes.js", "page.js")
 TEXT_CHARS = 200_000
 """Of a diff, a configuration or a traceback."""
@@ -57,7 +54,7 @@ def page(result: Result, *, program: str) -> str:
     now = time.time()
     zone = "UTC" if not time.localtime(now).tm_gmtoff else time.strftime("%Z (UTC%z)", time.localtime(now))
     return str(environment.get_template("report.html").render(
-        mark=Markup(MARK), policy=policy, style=Markup(style), script=Markup(script), data=Markup(data),
+        mark=Markup(REPORT), policy=policy, style=Markup(style), script=Markup(script), data=Markup(data),
         made=_when(now), zone=zone, host=socket.gethostname(), program=program,
         runs=[_Run(page, number) for number, page in enumerate(result.pages)], unseen=result.unseen,
         pairs=[_Pair(pair, number) for number, pair in enumerate(result.pairs, 1)],
@@ -74,7 +71,7 @@ def refuse(path: Path, *, force: bool) -> None:
             raise ConfigError(f"{path} is a directory", hint=f"-o {path / 'report.html'}")
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is no file", hint="-o - writes to stdout")
-        if path.exists() and not force and not _is_report(path):
+        if path.exists() and not force and not is_report(path):
             raise ConfigError(f"{path} is there already, and is no report", hint="choose another name, or add --force")
         if not path.resolve().parent.is_dir():
             raise ConfigError(f"{path} cannot be written: there is no such folder", hint="-o FILE names another place")
@@ -94,11 +91,6 @@ def save(text: str, path: Path) -> int:
 
 def _unwritten(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{path} cannot be written: {error.strerror}", hint="-o FILE names another place")
-
-
-def _is_report(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(MARK_BYTES)
 
 
 # --- what it is made of ---------------------------------------------------------------------------------------------

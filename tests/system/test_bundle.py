@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import put
-from orchestrator.bundle import collect
+from orchestrator.bundle import REPORT, collect
 from orchestrator.errors import BundleError
 from orchestrator.manifest import bundle_hash
 
@@ -73,6 +73,15 @@ def test_what_the_trainer_wrote_in_the_project_is_not_shipped_with_it(tmp_path: 
     names = {"c.yaml": "1", "runs/a/trainer.lock": "", "runs/a/metrics.jsonl": "", "runs/a/checkpoints/step-1/x": "",
              "runs/token-cache/1/tokens.i32": "", "runs/compile-cache/y": "", "runs/notes.md": "2"}  # fmt: skip
     assert shipped(project(names, tmp_path)) == {"c.yaml", "runs/notes.md"}
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_a_report_that_was_written_into_the_project_is_not_shipped_with_it(tmp_path: Path, in_git: bool) -> None:
+    root = project({"a.py": "1", "page.html": "<p>", "report.html": f"<!doctype html>\n{REPORT}\n"}, tmp_path)
+    if in_git:
+        git(root, "init", "-q")
+    (root / "nowhere.html").symlink_to("missing")
+    assert shipped(root) == {"a.py", "page.html", "nowhere.html"}
 
 
 def test_a_workdir_inside_the_project_is_not_shipped_with_it(tmp_path: Path) -> None:
