@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -94,7 +95,7 @@ def test_a_training_reads_what_was_written_and_its_origin_stands_beside_it(
     for record in written:
         origin = record["provenance"]
         assert origin["seed"] == 5 and origin["answer"]["temperature"] == 0.6 and len(origin["target"]) == 64
-        assert origin["torch"] == torch.__version__ and "transformers" in origin
+        assert origin["torch"] == importlib.metadata.version("torch") and "transformers" in origin
     assert not set(questions(out, FILES[0])) & set(questions(out, FILES[1]))
     assert all(filters.held_out(filters.key_of(text), 0.3) for text in questions(out, FILES[1]))
     target = load_target(TargetConfig(path=str(taught_target), dtype="float32", layer_ids=[0]), torch.device("cpu"))
