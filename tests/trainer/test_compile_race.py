@@ -167,9 +167,9 @@ def test_every_bucket_is_warmed_and_none_compiles_after_that(
     assert "phase=compile_warmup unit=3/3 device=cpu shape=2x48+20x4 compiled=" in capsys.readouterr().out
 
 
-def test_a_backward_that_was_not_warmed_is_refused_although_its_forward_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Or a compiled one might be found that an earlier process has left on the disk.
-    monkeypatch.setattr("torch._functorch.config.enable_autograd_cache", False)
+@torch._functorch.config.patch(enable_autograd_cache=False)
+def test_a_backward_that_was_not_warmed_is_refused_although_its_forward_was() -> None:
+    # Without that a compiled one might be found that an earlier process has left on the disk.
     double = torch.compile(lambda x: torch.sin(x) * 2, backend="inductor", dynamic=False)
     (unit,) = compile_plan.plan([torch.device("cpu")], rows=1, context_length=1, anchors=1, block_size=2)
 
