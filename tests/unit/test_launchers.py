@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from orchestrator.model import Finding, LogSummary
 FRAMES = '  File "train.py", line 3, in main\n    train()\n'
 BROKEN = f"Traceback (most recent call last):\n{FRAMES}ValueError: two\n\nparagraphs {'=' * 60}\n"
 REPORTED = 'Traceback (most recent call last):\n  File "/venv/bin/torchrun", line 8, in <module>\n    main()\n'
+COMMAND = "subprocess.CalledProcessError"
 GROUP = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
 
@@ -102,6 +104,44 @@ def finding(worker: str | None, kind: str = "ValueError", message: str = "x") ->
 )
 def test_whose_exception_it_is_that_a_table_names(workers: list[str | None], said: str, named: str | None) -> None:
     assert cause([*map(finding, workers), finding(None, GROUP, f"{said}\n====")]).worker == named
+
+
+def speaking(worker: str | None, traceback: str) -> Finding:
+    return dataclasses.replace(finding(worker, "Fatal"), traceback=traceback)
+
+
+KILLED = "rank 1 was killed by SIGKILL\n===="
+ABORTED = "rank 1 was killed by SIGABRT\n===="
+DIED = "Command 'a' died with <Signals.SIGKILL: 9>."
+NATIVE = "Fatal Python error: Aborted\n"
+
+
+@pytest.mark.parametrize(
+    ("findings", "at"),
+    [
+        # Killed from outside: what the others, or it itself before, have said is no cause.
+        ([finding("rank1"), finding("rank0"), finding(None, GROUP, KILLED)], 2),
+        ([speaking("rank1", NATIVE), finding(None, GROUP, KILLED)], 1),
+        # A fault of its own, of which it may have spoken: by name first, then as such a fault speaks.
+        ([finding("rank0"), finding("rank1"), finding(None, GROUP, ABORTED)], 1),
+        ([speaking(None, NATIVE), finding("rank1"), finding(None, GROUP, ABORTED)], 1),
+        ([finding("rank0"), speaking(None, NATIVE), finding(None, GROUP, ABORTED)], 1),
+        ([finding("rank0"), finding(None, GROUP, ABORTED)], 1),
+        # A number of a machine is none of the whole.
+        ([finding("default1"), finding("default5"), finding(None, GROUP, "rank 5 ended with exit code 1\n====")], 1),
+        # Of commands that ran commands the innermost has seen it; what came before the last reports is another story.
+        ([finding(None, COMMAND, DIED), finding(None, COMMAND, "outer")], 0),
+        ([finding(None, COMMAND, DIED), finding("rank0"), finding(None, COMMAND, "last")], 1),
+    ],
+)  # fmt: skip
+def test_which_finding_is_the_cause_behind_launchers_reports(findings: list[Finding], at: int) -> None:
+    assert cause(findings) is findings[at]
+
+
+def test_a_command_that_was_killed_inside_of_another_is_known_to_have_been() -> None:
+    inner, outer = finding(None, COMMAND, DIED), finding(None, COMMAND, "Command 'b' returned non-zero exit status 1.")
+    assert str(killed([inner, outer])) == "a process was killed by SIGKILL"
+    assert killed([inner, finding("rank0")]) is None, "it was caught, and the run ended with something else"
 
 
 @pytest.mark.parametrize(
