@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -274,16 +275,21 @@ def test_what_fails_in_one_process_ends_all_with_its_own_traceback_once(run: Run
     assert ended["code"] == 1
 
 
+HOW_IT_WENT = "(was killed by SIGKILL|has gone without a word)"
+"""The second where torchrun has asked the kernel for its exit code before its neighbour could look."""
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_is_why_the_others_end(run: Run, tmp_path: Path, rank: int) -> None:
     out = run(tmp_path / "run", 2, engine="ddp", planted=KILL.format(rank=rank), expect=1)
-    assert out.count("was killed by SIGKILL; the others end for it\n") == 1, out
+    assert len(re.findall(rf"process {rank} \(pid \d+\) {HOW_IT_WENT}; the others end for it\n", out)) == 1, out
     assert "Exception in thread" not in out and "phase=stopping" not in out
     assert not events(tmp_path / "run", "exception")
     (gone,) = events(tmp_path / "run", "process_gone")
-    assert (gone["rank"], gone["code"]) == (rank, -9)
+    assert gone["rank"] == rank and gone["code"] in (-9, None)
     ends = [one["error"] for one in events(tmp_path / "run", "ended")]  # the first one's
-    assert ends == ([f"process 1 (pid {gone['pid']}) was killed by SIGKILL; this one ended for it"] if rank else [])
+    said = re.compile(rf"process 1 \(pid {gone['pid']}\) {HOW_IT_WENT}; this one ended for it")
+    assert len(ends) == rank and all(map(said.fullmatch, ends))
 
 
 def test_a_training_that_its_launcher_did_not_outlive_ends_well_all_the_same(run: Run, tmp_path: Path) -> None:
@@ -297,12 +303,12 @@ def test_who_waits_for_a_killed_one_in_what_cannot_be_interrupted_ends_all_the_s
     out = run(tmp_path / "run", 2, engine="ddp", planted=KILL.format(rank=1) + HANG_WITHOUT_A_WORD, expect=1)
     assert "process 1 (pid " in out and "trainer: left behind: drafter-0\n" in out, out
     (ended,) = events(tmp_path / "run", "ended")
-    assert "was killed by SIGKILL" in ended["error"]
+    assert re.search(HOW_IT_WENT, ended["error"])
 
 
 def test_nobody_is_stuck_for_a_killed_one_on_the_main_thread(run: Run, tmp_path: Path) -> None:
     out = run(tmp_path / "run", 2, planted=KILL.format(rank=None) + HANG_ON_THE_MAIN_THREAD, expect=1)
-    assert "trainer: stuck for 0 s since process 1 (pid " in out and "was killed by SIGKILL: ends now\n" in out, out
+    assert re.search(rf"trainer: stuck for 0 s since process 1 \(pid \d+\) {HOW_IT_WENT}: ends now\n", out), out
 
 
 def test_who_is_ended_for_another_that_has_failed_does_not_say_that_it_was_asked_to_stop(
