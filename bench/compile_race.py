@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.fx.proxy import TracerBase
 
-from bench.trainer import config_for, make_batch
+from bench.trainer import config_for, make_batch, settle
 from trainer import compile_plan
 from trainer.kernels import kernels_for
 from trainer.model.blocks import generator_for
@@ -76,12 +76,12 @@ def start(devices: Sequence[torch.device], *, planned: bool, steps: int, graphs:
     replicas, gate = Replicas(len(members), devices), threading.Barrier(len(members))
     raised: list[str] = []
 
-    def settle(member: Replica) -> None:
+    def settle_thread(member: Replica) -> None:
         compile_plan.settle_thread(member.device, cpu_threads=1, compiles=True)
 
     def one_step(unit: compile_plan.Unit) -> dict[str, Any]:
         rank = next(rank for rank, device in enumerate(devices) if str(device) == unit.device)
-        settle(members[rank])
+        settle_thread(members[rank])
         with members[rank].stream():
             members[rank].loss_and_gradients(batches[rank])
         return members[rank].kernels.of(batches[rank].shape).compiled
@@ -92,13 +92,13 @@ def start(devices: Sequence[torch.device], *, planned: bool, steps: int, graphs:
         compile_plan.warm_up(units, one_step, say=lambda _: None)
         for member, batch in zip(members, batches, strict=True):
             if graphs and member.device.type == "cuda":
-                settle(member)
+                settle_thread(member)
                 member.record([batch], averaged=True, several=False)
     compiles = compile_plan.watch.compiles
 
     def work(rank: int) -> None:
         try:
-            settle(members[rank])
+            settle_thread(members[rank])
             gate.wait()
             with members[rank].stream():
                 for _ in range(steps):
@@ -116,8 +116,7 @@ def start(devices: Sequence[torch.device], *, planned: bool, steps: int, graphs:
     for worker in workers:
         worker.join()
     for device in own:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        settle(device)
     weights = [member.flat.weights.cpu() for member in members]
     equal = all(torch.equal(one, weights[0]) for one in weights)
     return Start(raised=raised, late=compile_plan.watch.compiles - compiles, equal=equal)

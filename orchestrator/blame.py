@@ -65,3 +65,8 @@ def said_by(finding: Finding) -> str:
     if not is_group(finding.type):
         return headline(finding)
     return f"{finding.type.rpartition('.')[2]}: {finding.message.partition(chr(10))[0]}"
+
+
+def how_by(finding: Finding) -> str:
+    """The same without the exception's type: of a report, how the process ended."""
+    return said_by(finding).partition(": ")[2]

@@ -6,7 +6,7 @@ lives, the log whether it gets on; a log that is not verified decides nothing. `
 
 from __future__ import annotations
 
-from orchestrator.blame import OWN_FAULTS, cause, killed, said_by
+from orchestrator.blame import OWN_FAULTS, cause, how_by, killed, said_by
 from orchestrator.ladder import missing, output_seen, rung
 from orchestrator.logscan import headline, pace, settled
 from orchestrator.logscan.launchers import SIGNALS, is_report
@@ -227,7 +227,7 @@ def _because(look: _Look, error: Finding | None, words: LastWords | None
         return "", None, words
     if words is None or not is_report(error.type) or killed([error]):
         return f": {said_by(error)}", error, None
-    return f" ({said_by(error).partition(': ')[2]})", None, words
+    return f" ({how_by(error)})", None, words
 
 
 def _memory(kills: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.blame import cause, said_by
+from orchestrator.blame import cause, how_by
 from orchestrator.logscan import settled
 from orchestrator.logscan.launchers import SIGNALS
 from orchestrator.model import LastWords, Probe, StateName, Verdict
@@ -49,7 +49,7 @@ def of(probe: Probe, verdict: Verdict) -> Unexplained:
     words, tail = verdict.last_words, settled(probe.summary).tail
     text = text if same == text else f"{state}, {text}"
     if words is not None and words.before and tail:
-        text += f" ({said_by(cause(tail)).partition(': ')[2]})"
+        text += f" ({how_by(cause(tail))})"
     return Unexplained(
         state=state, text=text, kind=f"{state}: {same}", words=words,
         line=words.text.replace(probe.run_id, "RUN") if words else "",

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -168,6 +168,14 @@ def _check_forms(codes: Mapping[str, CodeType]) -> None:
     for name, code in codes.items():
         if (count := len(_debug_get_cache_entry_list(code))) > 1:
             raise SeveralForms(f"{name} was compiled {count} times: give each form a function of its own (kernels.py)")
+
+
+def with_own_code(function: FunctionType, name: str) -> FunctionType:
+    """The same function with a code object of its own, by which torch keeps what it has compiled."""
+    code = function.__code__.replace(co_name=name)
+    own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
 
 
 def settle_thread(device: torch.device, *, cpu_threads: int, compiles: bool) -> None:

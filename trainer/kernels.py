@@ -107,7 +107,7 @@ def _compiled(where: str, backend: str, head_loss: HeadLoss) -> Kernels:
     codes: dict[str, types.CodeType] = {}
 
     def compiled(name: str, function: Any, **options: Any) -> Any:
-        own = _copy(function, name)
+        own = compile_plan.with_own_code(function, name)
         codes[f"{name} {where}"] = own.__code__
         return torch.compile(own, dynamic=False, fullgraph=True, backend=backend, **options)
 
@@ -123,11 +123,3 @@ def _compiled(where: str, backend: str, head_loss: HeadLoss) -> Kernels:
         ),
         compiled=codes,
     )
-
-
-def _copy(function: types.FunctionType, name: str) -> types.FunctionType:
-    """The same function with a code object of its own, by which torch keeps what it has compiled."""
-    code = function.__code__.replace(co_name=name)
-    copy = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from tests.trainer import taught
-from tests.trainer.support import REPOSITORY, TrainerProcess, small_run, train_here
+from tests.trainer.support import IMPORTS, REPOSITORY, TrainerProcess, small_run, train_here
 
-IMPORTS = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-"""PYTHONPATH of a trainer's process: this repository, and what these tests themselves were given."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -165,7 +163,7 @@ def forks() -> Iterator[subprocess.Popen[str]]:
     """See `fork_server.py`."""
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.trainer.fork_server"], cwd=REPOSITORY, text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": IMPORTS}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert server.stdout is not None and server.stdout.readline() == "ready\n"
     yield server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+IMPORTS = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+"""PYTHONPATH of a trainer's process: this repository, and what these tests themselves were given."""
 
 
 def write_config(settings: dict[str, Any], path: Path) -> Path:

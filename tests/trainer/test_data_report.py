@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.trainer.support import REPOSITORY, events, write_config
+from tests.trainer.support import IMPORTS, events, write_config
 from tests.trainer.test_token_cache import write_talks
 from trainer.__main__ import main
 from trainer.config import ConfigError, load_config
@@ -181,7 +181,7 @@ def test_python_docs_are_shown_by_their_topics(settings: dict[str, Any], tmp_pat
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_who_reads_only_the_first_line_gets_no_traceback(config: Path, options: tuple[str, ...]) -> None:
     argv = [sys.executable, "-m", "trainer", "data", str(config), *options]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
@@ -194,6 +194,6 @@ def test_an_interruption_is_a_word_and_no_traceback(config: Path) -> None:
     planted = "import trainer.data.report as r, signal, os; r.load_rows = lambda *a, **k: os.kill(os.getpid(), 2)"
     program = f"{planted}; import sys, trainer.__main__ as m; sys.exit(m.main({['data', str(config)]!r}))"
     argv = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (130, "trainer: interrupted\n")

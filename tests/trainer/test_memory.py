@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.trainer.support import REPOSITORY, documents
+from tests.trainer.support import IMPORTS, REPOSITORY, documents
 from tests.trainer.test_doctor import examined
 from trainer.doctor.checks_memory import peak_of
 from trainer.plan.live_bytes import LiveBytes, bytes_of
@@ -110,7 +110,7 @@ def test_the_doctor_finds_the_demo_well_and_its_memory_as_planned(tmp_path: Path
     config = str(REPOSITORY / "configs" / "smollm2-cpu.yaml")
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "doctor", config, "--quick", "--json"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=600,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": IMPORTS}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     report = json.loads(done.stdout)

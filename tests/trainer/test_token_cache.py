@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.support import REPOSITORY, all_rows, poll
+from tests.trainer.support import IMPORTS, all_rows, poll
 from tests.trainer.templates import CHATML
 from trainer.config import ConfigError
 from trainer.data import source_hashes, token_cache
@@ -91,7 +91,7 @@ def program(tiny_target: Path, tmp_path: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(body: str, *arguments: object) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, "PYTHONPATH": IMPORTS, "TOKENIZERS_PARALLELISM": "false"}
         argv = [sys.executable, "-c", PROGRAM + body, str(tiny_target), *map(str, arguments)]
         started.append(subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

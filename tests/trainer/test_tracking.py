@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.support import TrainerProcess, losses, poll, records, write_config
+from tests.trainer.support import IMPORTS, TrainerProcess, losses, poll, records, write_config
 from trainer.config import ConfigError
 from trainer.report.records import RunIdentity
 from trainer.report.tracking import Feeder, Tracking, check, last_step
@@ -341,7 +341,7 @@ def test_a_terminal_shows_how_far_the_run_is_and_gets_its_cursor_back_and_specct
 
     config = write_config({**settings, "steps": 3}, tmp_path / "config.yaml")
     argv = [sys.executable, "-m", "trainer", "train", str(config)]
-    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": IMPORTS}
     code, sent = in_terminal(argv, environment)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sent)
     assert code == 0

@@ -137,8 +137,7 @@ def room(patient: Patient) -> Finding:
 def _on_meta(patient: Patient) -> torch.nn.Module:
     from trainer.model.drafter import Drafter
 
-    with torch.device("meta"):
-        return Drafter(patient.shape)
+    return Drafter.without_content(patient.shape)
 
 
 def _some(count: int, at_most: int) -> torch.Tensor:

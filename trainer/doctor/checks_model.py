@@ -115,8 +115,7 @@ def rotation(patient: Patient) -> Finding:
     if not modules:
         return warn(f"{said}; {type(target.model).__name__} has no rotary embedding to compare with",
                     "its positions are of another kind: see that the server takes the drafter's own RoPE")  # fmt: skip
-    with torch.device("meta"):
-        drafter = Drafter(shape)
+    drafter = Drafter.without_content(shape)
     last = config.data.sequence_length + config.drafter.block_size
     positions = torch.tensor([[0, 1, 2, 3, 17, last // 2, last - 1, last]])
     own = drafter.rope(positions, torch.float32)

@@ -186,11 +186,16 @@ class Drafter(nn.Module):
         return left
 
     @classmethod
+    def without_content(cls, shape: DrafterShape) -> Drafter:
+        """One whose weights have shapes alone, and take no memory."""
+        with torch.device("meta"):
+            return cls(shape)
+
+    @classmethod
     def fresh(cls, shape: DrafterShape, generator: torch.Generator) -> Drafter:
         """One with fresh weights, on the CPU, without those that torch would have drawn before: half the time."""
-        with torch.device("meta"):
-            drafter = cls(shape)
-        drafter.to_empty(device="cpu").initialise(generator)
+        drafter = cls.without_content(shape).to_empty(device="cpu")
+        drafter.initialise(generator)
         return drafter
 
     def initialise(self, generator: torch.Generator, std: float = 0.02) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer import compile_plan
 from trainer.config import ConfigError, expand_path
 from trainer.graphs import Graphs
 from trainer.inputs import LayerError, choose_layers
@@ -210,16 +211,12 @@ def layers_compiled(model: Any, backend: str = "inductor") -> Iterator[None]:
 
 @functools.cache
 def _compiled_layer(backend: str, *, lent: bool) -> Any:
-    function = _layer_that_remembers if lent else _layer_as_it_is
+    # A layer is another thing where a memory is lent.
+    function = compile_plan.with_own_code(_layer_as_it_is, "layer_that_remembers") if lent else _layer_as_it_is
     return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
 
 
 def _layer_as_it_is(layer: Any, *args: Any, **options: Any) -> Any:
-    return type(layer).forward(layer, *args, **options)
-
-
-def _layer_that_remembers(layer: Any, *args: Any, **options: Any) -> Any:
-    """What is compiled is kept by the code that it was made of, and is another thing where a memory is lent."""
     return type(layer).forward(layer, *args, **options)
 
 

@@ -31,8 +31,7 @@ def held(drafter: Drafter, config: Config, *, processes: int) -> int:
 
 def module(shape: DrafterShape, config: Config, dtype: torch.dtype) -> Drafter:
     """As a step computes with it, without content; its gradients are moved elsewhere as they come."""
-    with torch.device("meta"):
-        drafter = Drafter(shape)
+    drafter = Drafter.without_content(shape)
     if config.engine == "fsdp2":
         drafter.to(dtype)
     for parameter in drafter.parameters():
@@ -44,8 +43,7 @@ def passing(shape: DrafterShape, config: Config, dtype: torch.dtype) -> int:
     """Bytes of what FSDP2 gathers and adds up on the way, at the most; of DDP's there is nothing beside its buckets."""
     if config.engine != "fsdp2":
         return 0
-    with torch.device("meta"):
-        drafter = Drafter(shape)
+    drafter = Drafter.without_content(shape)
     layers = [_count(layer.parameters()) for layer in drafter.layers]
     outside = _count(drafter.parameters()) - sum(layers)
     # The gradient, and what is sent of it to be added up in float32.

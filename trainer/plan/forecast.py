@@ -120,8 +120,7 @@ def _of_process(config: Config, *, model: Any, shape: DrafterShape, layer_ids: l
     features_dtype = targets[config.devices.target[0]]
     features_BSF, blocks = micro_batch(shape, config, dtype=features_dtype, rows=share, length=length)
     ends_there: set[str] = set()
-    with torch.device("meta"):
-        drafter = Drafter(shape)
+    drafter = Drafter.without_content(shape)
     for name in config.devices.drafter:
         device, here = torch.device(name), found.setdefault(name, Memory())
         dtype = drafter_dtype(config.drafter.dtype, device)

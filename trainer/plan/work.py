@@ -92,8 +92,8 @@ def drafter_work(shape: DrafterShape, config: Config, device: torch.device, *, v
                  features_dtype: torch.dtype, rows: int, length: int) -> int:  # fmt: skip
     """Bytes that one drafter's step takes at the most, for a micro-batch of `rows` rows of `length` tokens."""
     features_BSF, blocks = micro_batch(shape, config, dtype=features_dtype, rows=rows, length=length)
+    drafter = Drafter.without_content(shape)
     with torch.device("meta"):
-        drafter = Drafter(shape)
         table = torch.empty(vocabulary, shape.hidden, dtype=dtype)
     if config.engine in ENGINES:
         drafter = engines.module(shape, config, dtype)
@@ -134,8 +134,7 @@ def exchange_room(shape: DrafterShape, config: Config) -> int:
     count = len(set(config.devices.drafter))
     if count == 1:
         return 0
-    with torch.device("meta"):
-        flat = FlatWeights(Drafter(shape))
+    flat = FlatWeights(Drafter.without_content(shape))
     sizes = [len(flat.weights)]
     if config.sync == "grads":
         flat.collect_early(lambda: None)
